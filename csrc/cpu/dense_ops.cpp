@@ -1,0 +1,53 @@
+// CPU registration of the dense operators.
+#include <ATen/ops/empty_like.h>
+#include <torch/library.h>
+
+#include "../check.h"
+#include "kernels.h"
+
+namespace {
+using at::Tensor;
+
+void check_norm(const Tensor& x, const Tensor& weight) {
+  ssd::check_dense(x, "x", at::kFloat, 2);
+  ssd::check_dense(weight, "weight", at::kFloat, 1);
+  SSD_CHECK(weight.size(0) == x.size(1), "weight: got ", weight.size(0), " elements, wanted ", x.size(1));
+}
+
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
+  check_norm(x, weight);
+  Tensor y = at::empty_like(x);
+  ssd::RmsNormArgs a{x.const_data_ptr<float>(), nullptr, weight.const_data_ptr<float>(), y.mutable_data_ptr<float>(),
+                     nullptr, x.size(0), x.size(1), float(eps)};
+  ssd::pool().run([&](ssd::Team& team) { ssd::kernels().rms_norm(a, team); });
+  return y;
+}
+
+std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps) {
+  check_norm(x, weight);
+  ssd::check_dense(residual, "residual", at::kFloat, 2);
+  SSD_CHECK(residual.sizes() == x.sizes(), "residual: got shape ", residual.sizes(), ", wanted ", x.sizes());
+  Tensor y = at::empty_like(x), sum = at::empty_like(x);
+  ssd::RmsNormArgs a{x.const_data_ptr<float>(), residual.const_data_ptr<float>(), weight.const_data_ptr<float>(),
+                     y.mutable_data_ptr<float>(), sum.mutable_data_ptr<float>(), x.size(0), x.size(1), float(eps)};
+  ssd::pool().run([&](ssd::Team& team) { ssd::kernels().rms_norm(a, team); });
+  return {y, sum};
+}
+
+void bind_threads(at::IntArrayRef cores) { ssd::bind({cores.begin(), cores.end()}); }
+int64_t num_threads() { return ssd::pool().size(); }
+void set_isa(c10::string_view name) { ssd::set_isa(std::string(name).c_str()); }
+std::string isa() { return ssd::kernels().isa; }
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(ssd, CPU, m) {
+  m.impl("rms_norm", rms_norm);
+  m.impl("add_rms_norm", add_rms_norm);
+}
+TORCH_LIBRARY_IMPL(ssd, CompositeExplicitAutograd, m) {
+  m.impl("bind_threads", bind_threads);
+  m.impl("num_threads", num_threads);
+  m.impl("set_isa", set_isa);
+  m.impl("isa", isa);
+}

@@ -1,0 +1,3 @@
+#include "std.h"
+#define SSD_ISA portable
+#include "kernels.inl"

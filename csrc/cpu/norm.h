@@ -1,0 +1,33 @@
+// RMSNorm: sixteen running sums of squares (lane = element mod 16), then the fixed tree.
+#pragma once
+#include "kernels.h"
+#include "simd.h"
+
+namespace ssd {
+namespace SSD_ISA {
+
+inline void rms_norm(const RmsNormArgs& a, Team& team) {
+  int64_t r0, r1;
+  team.share(a.rows, r0, r1);
+  for (int64_t r = r0; r < r1; ++r) {
+    const float* x = a.x + r * a.n;
+    float* y = a.y + r * a.n;
+    f32x16 ss = zero();
+    for (int64_t i = 0; i < a.n; i += 16) {
+      int m = int(a.n - i < 16 ? a.n - i : 16);
+      f32x16 v = load_n(x + i, m);
+      if (a.residual) v = v + load_n(a.residual + r * a.n + i, m);
+      if (a.sum) store_n(a.sum + r * a.n + i, v, m);
+      store_n(y + i, v, m);
+      ss = fma(v, v, ss);
+    }
+    f32x16 scale = set1(1.f / std::sqrt(reduce_add(ss) / float(a.n) + a.eps));
+    for (int64_t i = 0; i < a.n; i += 16) {
+      int m = int(a.n - i < 16 ? a.n - i : 16);
+      store_n(y + i, load_n(y + i, m) * scale * load_n(a.weight + i, m), m);
+    }
+  }
+}
+
+}  // namespace SSD_ISA
+}  // namespace ssd

@@ -1,0 +1,55 @@
+// The threads of one lane: kept between calls, pinned when cores are named.
+//
+// Work is SPMD: run(f) calls f(team) once on every thread, and team.barrier()
+// joins them. Results never depend on the number of threads.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+namespace ssd {
+
+class Pool;
+
+struct Team {
+  Pool* pool;
+  int rank, size;
+  uint32_t phase;
+  void barrier();
+  // The part [first, last) of n items that belongs to this thread.
+  void share(int64_t n, int64_t& first, int64_t& last) const {
+    first = n * rank / size;
+    last = n * (rank + 1) / size;
+  }
+};
+
+class Pool {
+ public:
+  // One thread a core, the caller being the first; cores < 0 are not pinned.
+  explicit Pool(const std::vector<int>& cores);
+  ~Pool();
+  int size() const { return size_; }
+  void run(const std::function<void(Team&)>& f);
+
+ private:
+  friend struct Team;
+  void work(int rank);
+  int size_;
+  std::vector<std::thread> threads_;
+  const std::function<void(Team&)>* job_ = nullptr;
+  alignas(64) std::atomic<uint32_t> generation_{0};
+  alignas(64) std::atomic<int> arrived_{0};
+  alignas(64) std::atomic<uint32_t> phase_{0};
+  alignas(64) std::atomic<int> running_{0};
+  std::atomic<bool> stop_{false};
+};
+
+// The calling thread's pool. A lane makes its own with bind; other threads share
+// nothing and get one of their own, of every core that the process may use.
+Pool& pool();
+void bind(const std::vector<int>& cores);
+
+}  // namespace ssd

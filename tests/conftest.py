@@ -1,0 +1,20 @@
+import pytest
+import torch
+
+from ssd.kernels import library
+
+library.load()
+
+
+@pytest.fixture
+def isas():
+    """Names of the instruction sets that this CPU can run; the best is restored afterwards."""
+    found = []
+    for isa in ("portable", "avx2", "avx512"):
+        try:
+            torch.ops.ssd.set_isa(isa)
+            found.append(isa)
+        except ValueError:
+            pass
+    yield found
+    torch.ops.ssd.set_isa("auto")
