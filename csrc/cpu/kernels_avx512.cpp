@@ -2,5 +2,6 @@
 #if defined(__x86_64__)
 #pragma GCC target("avx2,fma,f16c,bmi,bmi2,lzcnt,popcnt,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")
 #define SSD_ISA avx512
+#define SSD_AVX512 1
 #include "kernels.inl"
 #endif

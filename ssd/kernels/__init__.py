@@ -1,5 +1,18 @@
 """Operators of SSD: reference, Triton and public function in one folder each, C++ and CUDA in csrc."""
 
+from .embedding import embedding
+from .linear import linear, linear_swiglu, pack_linear
 from .norm import add_rms_norm, rms_norm
+from .rope_append import rope_append
+from .tree_attention import tree_attention
 
-__all__ = ["add_rms_norm", "rms_norm"]
+__all__ = [
+    "add_rms_norm",
+    "embedding",
+    "linear",
+    "linear_swiglu",
+    "pack_linear",
+    "rms_norm",
+    "rope_append",
+    "tree_attention",
+]
