@@ -18,9 +18,37 @@ struct RmsNormArgs {  // y = (x + residual) / rms(x + residual) * weight; sum = 
   float eps;
 };
 
+struct SamplingParams {  // one entry a row, or a request
+  const float* temperature;
+  const int32_t* top_k;
+  const float* top_p;
+  const float* min_p;
+  const int64_t* seeds;
+  const int64_t* positions;  // index in the sequence of the token being drawn
+};
+constexpr int64_t kNotFinite = -1, kAllMasked = -2;  // in place of a token: NaN or +inf logits; only -inf
+
+struct SampleArgs {
+  const float* logits;  // [rows, vocab], rows `stride` apart
+  int64_t stride, rows, vocab;
+  SamplingParams params;
+  int64_t* tokens;  // [rows]
+  float* logprobs;  // [rows] or null
+};
+
+struct NoiseArgs {  // the words behind the noise
+  const int64_t* seeds;      // [rows]
+  const int64_t* positions;  // [rows]
+  int64_t rows, ids;
+  uint32_t purpose;
+  int64_t* words;  // [rows, ids]
+};
+
 struct Kernels {
   const char* isa;
   void (*rms_norm)(const RmsNormArgs&, Team&);
+  void (*sample)(const SampleArgs&, Team&);
+  void (*noise)(const NoiseArgs&, Team&);
 };
 
 extern const Kernels kernels_portable;
