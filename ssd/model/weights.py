@@ -9,7 +9,10 @@ import torch
 from .config import LlamaConfig, read_json
 from .safetensors_file import SafetensorsFile
 
-BLOCK = 16  # gate and up alternate in blocks of this many rows
+BLOCK = 16  # gate and up alternate in blocks of this many rows, which is also a panel of a packed weight
+CHUNK = 1 << 23  # elements that are float32 at a time
+Pack = Callable[[torch.Tensor], torch.Tensor]
+Rows = Callable[[int, int], torch.Tensor]  # rows i to j - 1 of a weight
 
 
 @dataclass
@@ -76,9 +79,9 @@ class Checkpoint:
             )
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """float32, checked. May be a view of the file's mapping: copy it to keep it."""
+        """Checked; a view of the file in the file's dtype."""
         self.check(name, shape)
-        tensor = self.where[name].read(name).float()
+        tensor = self.where[name].read(name)
         if tensor.numel() and not torch.isfinite(torch.stack(tensor.aminmax())).all():
             raise ValueError(f"tensor {name} in {self.where[name].path} holds NaN or infinite values")
         return tensor
@@ -116,11 +119,33 @@ def interleave(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return torch.stack([gate.unflatten(0, (-1, BLOCK)), up.unflatten(0, (-1, BLOCK))], 1).flatten(0, 2)
 
 
+def concatenated(parts: list[torch.Tensor]) -> Rows:
+    ends = torch.tensor([len(part) for part in parts]).cumsum(0).tolist()
+
+    def rows(i, j):
+        starts = [end - len(part) for part, end in zip(parts, ends, strict=True)]
+        return torch.cat([p[max(0, i - s) : max(0, j - s)] for p, s in zip(parts, starts, strict=True)])
+
+    return rows
+
+
+def pack_rows(rows: Rows, n: int, pack: Pack) -> torch.Tensor:
+    """pack of float32 rows(0, n), a few rows at a time: the first dimension of a packed weight counts panels of 16."""
+    k = rows(0, 1).shape[1]
+    step = max(2 * BLOCK, CHUNK // k // (2 * BLOCK) * 2 * BLOCK)
+    packed = None
+    for i in range(0, n, step):
+        part = pack(rows(i, min(i + step, n)).float().contiguous())
+        if n <= step:
+            return part
+        if packed is None:
+            packed = part.new_empty(-(-n // BLOCK), *part.shape[1:])
+        packed[i // BLOCK : i // BLOCK + len(part)] = part
+    return packed
+
+
 def load_weights(
-    config: LlamaConfig,
-    folder: str | Path,
-    pack: Callable[[torch.Tensor], torch.Tensor],
-    embedding_dtype: torch.dtype = torch.float32,
+    config: LlamaConfig, folder: str | Path, pack: Pack, embedding_dtype: torch.dtype = torch.float32
 ) -> Weights:
     """Reads and packs a checkpoint; all names and shapes are checked before the first tensor is read.
 
@@ -134,7 +159,20 @@ def load_weights(
         return checkpoint.tensor(name, shapes[name])
 
     def vector(*names, join=torch.cat):
-        return join([get(name) for name in names]) if names[0] in shapes else None
+        return join([get(name).float() for name in names]) if names[0] in shapes else None
+
+    def packed(*names):
+        parts = [get(name) for name in names]
+        return pack_rows(concatenated(parts), sum(map(len, parts)), pack)
+
+    def packed_pair(gate, up):
+        gate, up = get(gate), get(up)
+        n = 2 * (len(gate) + -len(gate) % BLOCK)
+        return pack_rows(lambda i, j: interleave(gate[i // 2 : -(-j // 2)], up[i // 2 : -(-j // 2)]), n, pack)
+
+    def packed_down(name):
+        down = get(name)
+        return pack_rows(lambda i, j: pad_rows(down[i:j].T).T, len(down), pack)
 
     def layer(i):
         attention, mlp = f"model.layers.{i}.self_attn.", f"model.layers.{i}.mlp."
@@ -142,20 +180,19 @@ def load_weights(
         pair = [f"{mlp}gate_proj.", f"{mlp}up_proj."]
         return LayerWeights(
             attention_norm=vector(f"model.layers.{i}.input_layernorm.weight"),
-            qkv=pack(torch.cat([get(x + "weight") for x in qkv])),
+            qkv=packed(*(x + "weight" for x in qkv)),
             qkv_bias=vector(*(x + "bias" for x in qkv)),
-            o=pack(get(f"{attention}o_proj.weight")),
+            o=packed(f"{attention}o_proj.weight"),
             o_bias=vector(f"{attention}o_proj.bias"),
             mlp_norm=vector(f"model.layers.{i}.post_attention_layernorm.weight"),
-            gate_up=pack(interleave(*(get(x + "weight") for x in pair))),
+            gate_up=packed_pair(*(x + "weight" for x in pair)),
             gate_up_bias=vector(*(x + "bias" for x in pair), join=lambda biases: interleave(*biases)),
-            down=pack(pad_rows(get(f"{mlp}down_proj.weight").T).T.contiguous()),
+            down=packed_down(f"{mlp}down_proj.weight"),
             down_bias=vector(f"{mlp}down_proj.bias"),
         )
 
-    embedding = get("model.embed_tokens.weight")
-    head = embedding if config.tie_word_embeddings else get("lm_head.weight")
-    lm_head, embedding = pack(head), embedding.to(embedding_dtype, copy=True)
-    del head
+    # the largest first, while little else is in memory
+    lm_head = packed("model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight")
+    embedding = get("model.embed_tokens.weight").to(embedding_dtype, copy=True)
     layers = [layer(i) for i in range(config.num_layers)]
     return Weights(embedding, layers, vector("model.norm.weight"), lm_head)
