@@ -104,7 +104,7 @@ def run(args) -> int:
         raise BadInput(f"--mode {args.mode} is not available in this version: use --mode ar")
     cores, prompts = threads(args.threads), collect_prompts(args)
     if args.json and (Path(args.json).is_dir() or not Path(args.json).absolute().parent.is_dir()):
-        raise BadInput(f"--json: cannot write {args.json}: no such folder, or a folder itself")
+        raise BadInput(f"--json: cannot write {args.json}: wanted a file in a folder that is there")
     with asked():
         from ssd.runtime import LLM, SamplingParams
 
@@ -175,7 +175,10 @@ def write_json(args, llm, prompts, outputs, stats) -> None:
         for (_, prompt), o in zip(prompts, outputs, strict=True)
     ]
     text = json.dumps({"mode": args.mode, "config": config, "outputs": results, "stats": stats}, indent=2)
-    Path(args.json).write_text(text + "\n")
+    try:
+        Path(args.json).write_text(text + "\n")
+    except OSError as e:
+        raise BadInput(f"--json: cannot write {args.json}: {e.strerror}") from None
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -66,11 +66,11 @@ def sample(logits, temperature, top_k, top_p, min_p, seeds, positions, logprobs=
 class FakeTokenizer:
     """Ids 0..255 are bytes of UTF-8."""
 
-    def encode(self, text):
+    def encode(self, text, add_special_tokens=True):
         return list(text.encode())
 
-    def encode_chat(self, messages):
-        return self.encode("".join(f"{m['role']}:{m['content']}\n" for m in messages))
+    def chat(self, messages):
+        return "".join(f"{m['role']}:{m['content']}\n" for m in messages)
 
     def detokenizer(self):
         return FakeDetokenizer()

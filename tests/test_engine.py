@@ -112,7 +112,11 @@ def test_threads_take_turns():
     results = {}
 
     def work(i):
-        results[i] = llm.generate([[i] * 5], SamplingParams(max_tokens=20, seed=i, temperature=1.0))[0].token_ids
+        params = SamplingParams(max_tokens=20, seed=i, temperature=1.0)
+        if i % 2:
+            results[i] = llm.generate([[i] * 5], params)[0].token_ids
+        else:
+            results[i] = sum((c.token_ids for c in llm.stream([i] * 5, params)), [])
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
     for t in threads:
@@ -278,6 +282,7 @@ def test_kinds_of_prompts():
         ([[1, 2.5]], ValueError, "got token 2.5"),
         (["\udcff"], ValueError, "not UTF-8"),
         ([3.5], TypeError, "got float"),
+        (3.5, TypeError, "got float"),
     ],
 )
 def test_bad_prompts(prompts, error, message):
@@ -309,6 +314,7 @@ def test_bad_prompts(prompts, error, message):
         ("stop", "", ValueError),
         ("stop", ("a", ""), ValueError),
         ("stop", (3,), TypeError),
+        ("stop", None, TypeError),
     ],
 )
 def test_bad_params_are_named(name, value, error):
@@ -338,6 +344,8 @@ def test_bad_options_are_named(name, value, error):
 def test_number_of_params():
     with pytest.raises(ValueError, match="params: got 1 for 2 prompts"):
         make().generate(["a", "b"], [SamplingParams()])
+    with pytest.raises(TypeError, match="params: got dict"):
+        make().generate("a", {"temperature": 1.0})
 
 
 # --- failures and bookkeeping --------------------------------------------------------------------------------------

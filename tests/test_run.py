@@ -179,7 +179,12 @@ def test_prompt_longer_than_the_context(tiny, capsys):
 
 def test_no_room_on_disk(tiny, capsys):
     code, out, err = call(capsys, "hi", "--target", tiny, "--max-tokens", 2, "--json", "/dev/full")
-    assert code == 2 and out and "/dev/full: No space left on device" in err and "Traceback" not in err
+    assert (
+        code == 2
+        and out
+        and "--json: cannot write /dev/full: No space left on device" in err
+        and "Traceback" not in err
+    )
 
 
 def test_threads():

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from ssd import kernels
+
 from .engine import Engine
 from .metrics import Metrics
 from .options import EngineOptions
@@ -38,15 +40,13 @@ class LLM:
         self._set_up(Llama.load(folder, dtype), Tokenizer(folder), checked)
 
     @classmethod
-    def from_model(cls, model, tokenizer, sample=None, **options) -> "LLM":
-        """An LLM on a loaded model and tokenizer; sample: an operator in place of ssd.kernels.sample."""
+    def from_model(cls, model, tokenizer, sample=kernels.sample, **options) -> "LLM":
+        """An LLM on a loaded model and tokenizer; sample: an operator in place of that of ssd.kernels."""
         llm = cls.__new__(cls)
         llm._set_up(model, tokenizer, EngineOptions(**options), sample)
         return llm
 
-    def _set_up(self, model, tokenizer, options: EngineOptions, sample=None) -> None:
-        if sample is None:
-            from ssd.kernels import sample
+    def _set_up(self, model, tokenizer, options: EngineOptions, sample=kernels.sample) -> None:
         self.tokenizer, self.options = tokenizer, options
         self.max_model_len, kv_tokens = options.sizes(model.config.max_positions)
         self.engine = Engine(
@@ -87,9 +87,10 @@ class LLM:
         """
         if _is_one(prompts):
             prompts = [prompts]
-        params = list(params) if isinstance(params, (list, tuple)) else [params or SamplingParams()] * len(prompts)
+        params = list(params) if isinstance(params, (list, tuple)) else [params] * len(prompts)
         if len(params) != len(prompts):
             raise ValueError(f"params: got {len(params)} for {len(prompts)} prompts, wanted one for each")
+        params = [_checked(p) for p in params]
         ids = [self.encode(prompt, f"prompts[{i}]") for i, prompt in enumerate(prompts)]
         sequences = [self._sequence(*pair) for pair in zip(ids, params, strict=True)]
         outputs = [None] * len(prompts)
@@ -99,7 +100,8 @@ class LLM:
                 for sequence in sequences:
                     self.engine.add(sequence)
             while left:
-                self._step()
+                with self._lock:
+                    self._pass()
                 done = [(i, s) for i, s in left if s.finish_reason]
                 if done:
                     left = [(i, s) for i, s in left if not s.finish_reason]
@@ -114,7 +116,7 @@ class LLM:
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
         """The answer to one prompt, piece by piece. Closing the iterator cancels the request."""
-        return self._stream(self._sequence(self.encode(prompt, "prompt"), params or SamplingParams()))
+        return self._stream(self._sequence(self.encode(prompt), _checked(params)))
 
     def _stream(self, sequence: Sequence) -> Iterator[Chunk]:
         seen = 0
@@ -122,24 +124,28 @@ class LLM:
             with self._lock:
                 self.engine.add(sequence)
             while True:
-                while len(sequence.pieces) == seen:
-                    self._step()
-                text, ids = "".join(sequence.pieces[seen:]), sequence.token_ids[seen:]
-                logprobs = sequence.logprobs[seen:] if sequence.params.logprobs else None
-                seen += len(ids)
-                reason = sequence.finish_reason  # before the yield: others' passes go on meanwhile
-                yield Chunk(text, ids, logprobs, reason)
-                if reason:
+                with self._lock:
+                    if len(sequence.pieces) == seen:
+                        self._pass()
+                    new = slice(seen, len(sequence.pieces))
+                    logprobs = sequence.logprobs[new] if sequence.params.logprobs else None
+                    chunk = Chunk(
+                        "".join(sequence.pieces[new]), sequence.token_ids[new], logprobs, sequence.finish_reason
+                    )
+                if chunk.token_ids:
+                    yield chunk
+                if chunk.finish_reason:
                     return
+                seen = new.stop
         finally:
             self._cancel([sequence])
 
-    def _step(self) -> None:
-        with self._lock:
-            if not getattr(self._bound, "done", False):
-                bind(cores_of(self.options.threads))
-                self._bound.done = True
-            self.engine.step()
+    def _pass(self) -> None:
+        """One pass, in the thread that holds the lock."""
+        if not getattr(self._bound, "done", False):
+            bind(cores_of(self.options.threads))
+            self._bound.done = True
+        self.engine.step()
 
     def _cancel(self, sequences) -> None:
         with self._lock:
@@ -160,7 +166,7 @@ class LLM:
         elif not isinstance(prompt, (list, tuple)):
             raise TypeError(f"{name}: got {type(prompt).__name__}, wanted a text, token ids or chat messages")
         elif prompt and isinstance(prompt[0], dict):
-            ids = self.tokenizer.encode_chat(prompt)
+            ids = self.tokenizer.encode(_unicode(self.tokenizer.chat(prompt), name), add_special_tokens=False)
         else:
             ids = list(prompt)
             last = self.engine.model.config.vocab_size - 1
@@ -193,4 +199,12 @@ def derived_seed(engine_seed: int, request: int) -> int:
 
 def _is_one(prompts) -> bool:
     """Whether prompts is a single one: a text, token ids, or one chat."""
-    return isinstance(prompts, str) or (bool(prompts) and all(isinstance(p, (int, dict)) for p in prompts))
+    if not isinstance(prompts, (list, tuple)):
+        return True
+    return bool(prompts) and all(isinstance(p, (int, dict)) for p in prompts)
+
+
+def _checked(params: SamplingParams | None) -> SamplingParams:
+    if not isinstance(params, (SamplingParams, type(None))):
+        raise TypeError(f"params: got {type(params).__name__}, wanted SamplingParams")
+    return params or SamplingParams()

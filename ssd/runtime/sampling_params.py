@@ -47,10 +47,10 @@ class SamplingParams:
         check_integer("max_tokens", self.max_tokens, "at least 1", lambda x: x >= 1)
         if self.seed is not None:
             check_integer("seed", self.seed, "0 <= seed < 2^63", lambda x: 0 <= x < 2**63)
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        if not isinstance(stop, (tuple, list)) or not all(isinstance(text, str) for text in stop):
+            raise TypeError(f"stop: got {stop!r}, wanted a string or several")
         for text in stop:
-            if not isinstance(text, str):
-                raise TypeError(f"stop: got {text!r}, wanted strings")
             if not text:
                 raise ValueError("stop: got an empty string, wanted at least one character")
-        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop", tuple(stop))

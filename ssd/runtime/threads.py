@@ -4,6 +4,8 @@ import os
 
 import torch
 
+from ssd.kernels import library  # noqa: F401  (loads torch.ops.ssd)
+
 CORES = tuple(sorted(os.sched_getaffinity(0)))  # of the process, before a lane pins its thread
 
 
