@@ -10,6 +10,8 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+DEFAULT_TARGET = "SmolLM2-135M-Instruct"
+
 
 class BadInput(Exception):
     """One sentence for the person who called."""
@@ -39,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--mode", choices=("ar", "sd", "ssd", "auto"), default="ar", help="how tokens are made (%(default)s)"
     )
-    p.add_argument("--target", help="folder or hub id of the model (SmolLM2-135M-Instruct)")
+    p.add_argument("--target", default=DEFAULT_TARGET, help="folder or hub id of the model (%(default)s)")
     p.add_argument("--dtype", choices=("bf16", "int8", "fp32"), default="bf16", help="weights (%(default)s)")
     p.add_argument("--max-tokens", type=int, default=128, metavar="N", help="new tokens at most (%(default)s)")
     p.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 takes the most probable token (0)")
@@ -169,7 +171,7 @@ def summary(stats: dict, outputs: list, seconds: float) -> str:
 
 
 def write_json(args, llm, prompts, outputs, stats) -> None:
-    config = {k: v for k, v in vars(args).items() if k not in ("prompt", "json", "mode")} | llm.describe()
+    config = {k: v for k, v in vars(args).items() if k not in ("prompt", "json", "mode", "batch")} | llm.describe()
     results = [
         {"prompt": prompt, "text": o.text, "token_ids": o.token_ids, "finish_reason": o.finish_reason}
         for (_, prompt), o in zip(prompts, outputs, strict=True)

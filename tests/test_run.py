@@ -1,4 +1,6 @@
 import json
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -9,7 +11,8 @@ import tiny_checkpoint
 import torch
 from safetensors.torch import load_file, save_file
 
-from ssd.run import BadInput, main, read_prompts, threads
+from ssd.model import hub
+from ssd.run import DEFAULT_TARGET, BadInput, main, read_prompts, threads
 
 
 @pytest.fixture(scope="module")
@@ -224,6 +227,22 @@ a @ a @ a @ a
 """
     code, _, seconds = interrupt(start(code=code))
     assert code == 130 and seconds < 5
+
+
+def test_a_file_shows_its_progress_on_a_terminal(tiny, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "a"}\n' * 3)
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "ssd.run", "--prompts", prompts, "--target", tiny, "--max-tokens", "4"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs)
+    out = process.stdout.read().decode()
+    assert process.wait(60) == 0 and len(out.splitlines()) == 3
+    shown = os.read(ours, 1 << 16).decode()
+    assert "3/3" in shown and "tok/s" in shown and "3 prompts" in shown.splitlines()[-1]
+
+
+def test_default_target_is_that_of_the_hub():
+    assert DEFAULT_TARGET == hub.DEFAULT_TARGET
 
 
 def test_a_reader_that_has_seen_enough(tiny):
