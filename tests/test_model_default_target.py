@@ -139,6 +139,7 @@ def test_greedy_tokens_of_transformers_at_length(ours, theirs, tokenizer):
 
 @pytest.mark.slow
 def test_weights_as_transformers_reads_them_from_the_gguf(default_target, transformers, theirs):
+    pytest.importorskip("accelerate")  # transformers wants it to read a GGUF
     (gguf,) = default_target.glob("*.gguf")
     other = transformers.AutoModelForCausalLM.from_pretrained(default_target, gguf_file=gguf.name, dtype=torch.float32)
     for (name, a), (_, b) in zip(theirs.named_parameters(), other.named_parameters(), strict=True):
