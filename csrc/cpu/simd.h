@@ -2,12 +2,13 @@
 //
 // Three forms (AVX-512, AVX2, portable) with the same lane order and the same
 // rounding, so a kernel written on f32x16 gives the same bits on each of them.
-// Include with SSD_ISA set to the namespace of the form being compiled.
+// Include with SSD_ISA set to the namespace of the form being compiled, and SSD_AVX512 or SSD_AVX2 defined for these
+// forms: __AVX2__ will not do, since g++ 12 reads a whole file before it heeds a target pragma.
 #pragma once
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#if defined(__AVX2__)
+#if defined(SSD_AVX512) || defined(SSD_AVX2)
 #include <immintrin.h>
 #endif
 #include "types.h"
@@ -17,7 +18,7 @@ namespace SSD_ISA {
 
 #define SSD_INLINE inline __attribute__((always_inline))
 
-#if defined(__AVX512F__)
+#if defined(SSD_AVX512)
 
 struct f32x16 { __m512 v; };
 SSD_INLINE f32x16 zero() { return {_mm512_setzero_ps()}; }
@@ -65,7 +66,7 @@ SSD_INLINE void halves(f32x16 a, __m256& lo, __m256& hi) {
   hi = _mm512_extractf32x8_ps(a.v, 1);
 }
 
-#elif defined(__AVX2__)
+#elif defined(SSD_AVX2)
 
 struct f32x16 { __m256 lo, hi; };
 SSD_INLINE f32x16 zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
