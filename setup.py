@@ -17,7 +17,7 @@ if not shutil.which(os.environ.get("CXX", "g++")):
     sys.exit("ssd needs a C++20 compiler: install g++ 12 or newer, or name one with the variable CXX")
 
 sources = ["csrc/ops.cpp", *sorted(glob.glob("csrc/cpu/*.cpp"))]
-flags = ["-std=c++20", "-O3", "-ffp-contract=off", "-fno-math-errno", "-g0", "-Wall", "-Wno-unknown-pragmas", "-Wno-maybe-uninitialized"]
+flags = ["-std=c++20", "-O3", "-ffp-contract=off", "-fno-math-errno", "-g0", "-Wall", "-Wno-unknown-pragmas"]
 cuda = torch.version.cuda and CUDA_HOME and glob.glob("csrc/cuda/*.cu")
 extension = CUDAExtension if cuda else CppExtension
 

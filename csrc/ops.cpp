@@ -18,4 +18,9 @@ TORCH_LIBRARY(ssd, m) {
   m.def("embedding(Tensor ids, Tensor table) -> Tensor");
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)");
+  // sampling
+  m.def("sample(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, "
+        "Tensor positions, bool logprobs=True) -> (Tensor, Tensor)");
+  m.def("noise_words(Tensor seeds, Tensor positions, int ids, int purpose=0) -> Tensor");
+  m.def("philox(int[4] counter, int[2] key) -> int[]");
 }

@@ -71,12 +71,40 @@ struct RopeArgs {
   Type kv_type;
 };
 
+struct SamplingParams {  // one entry a row, or a request
+  const float* temperature;
+  const int32_t* top_k;
+  const float* top_p;
+  const float* min_p;
+  const int64_t* seeds;
+  const int64_t* positions;  // index in the sequence of the token being drawn
+};
+constexpr int64_t kNotFinite = -1, kAllMasked = -2;  // in place of a token: NaN or +inf logits; only -inf
+
+struct SampleArgs {
+  const float* logits;  // [rows, vocab], rows `stride` apart
+  int64_t stride, rows, vocab;
+  SamplingParams params;
+  int64_t* tokens;  // [rows]
+  float* logprobs;  // [rows] or null
+};
+
+struct NoiseArgs {  // the words behind the noise
+  const int64_t* seeds;      // [rows]
+  const int64_t* positions;  // [rows]
+  int64_t rows, ids;
+  uint32_t purpose;
+  int64_t* words;  // [rows, ids]
+};
+
 struct Kernels {
   const char* isa;
   void (*rope_append)(const RopeArgs&, Team&);
   void (*attention)(const AttentionArgs&, const AttentionPlan&, float* partials, Team&);
   void (*linear)(const LinearArgs&, Team&);
   void (*rms_norm)(const RmsNormArgs&, Team&);
+  void (*sample)(const SampleArgs&, Team&);
+  void (*noise)(const NoiseArgs&, Team&);
 };
 
 extern const Kernels kernels_portable;

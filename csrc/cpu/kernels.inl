@@ -3,6 +3,7 @@
 #include "linear.h"
 #include "norm.h"
 #include "rope.h"
+#include "sampling.h"
 
 namespace ssd {
 #define SSD_NAME_(isa) kernels_##isa
@@ -15,5 +16,7 @@ const Kernels SSD_NAME(SSD_ISA) = {
     .attention = SSD_ISA::attention,
     .linear = SSD_ISA::linear,
     .rms_norm = SSD_ISA::rms_norm,
+    .sample = SSD_ISA::sample,
+    .noise = SSD_ISA::noise,
 };
 }  // namespace ssd

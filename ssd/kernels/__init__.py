@@ -4,6 +4,7 @@ from .embedding import embedding
 from .linear import linear, linear_swiglu, pack_linear
 from .norm import add_rms_norm, rms_norm
 from .rope_append import rope_append
+from .sample import noise_words, sample
 from .tree_attention import tree_attention
 
 __all__ = [
@@ -11,8 +12,10 @@ __all__ = [
     "embedding",
     "linear",
     "linear_swiglu",
+    "noise_words",
     "pack_linear",
     "rms_norm",
     "rope_append",
+    "sample",
     "tree_attention",
 ]
