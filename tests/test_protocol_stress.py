@@ -41,12 +41,13 @@ def compile_stress(folder: Path, faults: bool) -> Path:
         assert text.count(right) == 1, right
         if faults:
             text = text.replace(right, wrong.replace("PLANTED", f"(planted == {n})"))
+    text = text.replace('"host_device.h"', "<ssd/host_device.h>")
     text, n = re.subn(r"(SSD_HD \w+ (?:load|store|exchange)\w*\(T\* p[^)]*\) \{)", r"\1 stress_delay();", text)
     assert n == 5
     (folder / "ssd").mkdir()
     (folder / "ssd" / "spec_cache.h").write_text(text)
     flags = ["-std=c++20", "-O2", "-g", "-fsanitize=thread", "-pthread", "-Wall", "-Wextra", "-Werror"]
-    subprocess.run(["g++", *flags, f"-I{folder}", STRESS, "-o", folder / "stress"], check=True)
+    subprocess.run(["g++", *flags, f"-I{folder}", f"-I{ROOT / 'csrc' / 'include'}", STRESS, "-o", folder / "stress"], check=True)
     return folder / "stress"
 
 

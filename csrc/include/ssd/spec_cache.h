@@ -4,15 +4,13 @@
 // Node -1 is the root of a speculation, i its token i; parents come before their children.
 // An epoch is one outcome of a slot. Epochs start at 1 and never restart.
 #pragma once
+#include <atomic>
 #include <cstdint>
-
 #ifdef __CUDACC__
 #include <cuda/atomic>
-#define SSD_HD __host__ __device__
-#else
-#define SSD_HD
 #endif
-#include <atomic>
+
+#include "host_device.h"
 
 namespace ssd {
 
@@ -88,7 +86,7 @@ inline constexpr int kSpecSections = 0 SSD_SPEC_SECTIONS(SSD_COUNT);
 inline constexpr int64_t kSpecMagic = 0x31454843'43455053;  // "SPECCHE1"
 
 // Byte offsets of the sections, 64-byte aligned; the last entry is the size of the block.
-SSD_HD inline void spec_layout(const SpecSizes& d, int64_t (&offsets)[kSpecSections + 1]) {
+SSD_HD void spec_layout(const SpecSizes& d, int64_t (&offsets)[kSpecSections + 1]) {
   const int64_t S = d.slots, C = d.branches, N = d.nodes;
   int64_t at = 0;
   int i = 0;
