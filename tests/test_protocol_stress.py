@@ -47,7 +47,9 @@ def compile_stress(folder: Path, faults: bool) -> Path:
     (folder / "ssd").mkdir()
     (folder / "ssd" / "spec_cache.h").write_text(text)
     flags = ["-std=c++20", "-O2", "-g", "-fsanitize=thread", "-pthread", "-Wall", "-Wextra", "-Werror"]
-    subprocess.run(["g++", *flags, f"-I{folder}", f"-I{ROOT / 'csrc' / 'include'}", STRESS, "-o", folder / "stress"], check=True)
+    subprocess.run(
+        ["g++", *flags, f"-I{folder}", f"-I{ROOT / 'csrc' / 'include'}", STRESS, "-o", folder / "stress"], check=True
+    )
     return folder / "stress"
 
 

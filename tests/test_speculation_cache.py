@@ -165,12 +165,17 @@ def test_features_of_the_newest_positions(dtype):
     hidden = torch.full((5, 8), -1, dtype=dtype)  # rows of another request, the root, nodes 0 and 1
     hidden[2], hidden[4] = rows[6], rows[7]
     cache.post(i64(0), *o, cache.match_swap(i64(0), *o), hidden, i32(2, 5))
-    [o] = cache.wait_outcomes(i64(0), i64(0), 0)
+    [last] = cache.wait_outcomes(i64(0), i64(0), 0)
     got = torch.empty(4, 8, dtype=dtype)
-    assert cache.features_of(0, o, 4, got) and torch.equal(got, rows[4:8])
-    assert not cache.features_of(0, o, 3, got)  # position 3 is gone
+    assert cache.features_of(0, last, 4, got) and torch.equal(got, rows[4:8])
+    assert not cache.features_of(0, last, 3, got)  # position 3 is gone
+    o, m = outcome(6, 7, path=[1]), cache.match_swap(i64(0), *outcome(6, 7, path=[1]))
+    with pytest.raises(ValueError, match="row_offsets: got none"):
+        cache.post(i64(0), *o, m, hidden)
+    with pytest.raises(ValueError, match="row_offsets: got 3 to 5 for request 0, wanted the rows of its path among 5"):
+        cache.post(i64(0), *o, m, hidden, i32(3, 5))
     cache.assign(0, 2, torch.arange(1), rows[:1])
-    assert not cache.features_of(0, o, 4, got)
+    assert not cache.features_of(0, last, 4, got)
 
 
 def test_timed_waits_return_in_time_and_wake_early():

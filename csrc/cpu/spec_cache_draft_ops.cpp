@@ -15,14 +15,15 @@ struct Branches {
   int64_t B, n;
 };
 
-Branches check_branches(const SpecCache& c, const Tensor& slots, const Tensor& epochs, int64_t first, const Tensor& tokens,
-                        const OptTensor& parents, const OptTensor& counts) {
+Branches check_branches(const SpecCache& c, const Tensor& slots, const Tensor& epochs, int64_t first,
+                        const Tensor& tokens, const OptTensor& parents, const OptTensor& counts) {
   const int64_t B = check_slots(c, slots), C = c.d.branches;
   SSD_CHECK(tokens.dim() == 3, "tokens: got ", tokens.dim(), " dimensions, wanted 3");
   const int64_t n = tokens.size(2);
   SSD_CHECK(first >= 0 && first + n <= c.d.nodes, "tokens: got nodes ", first, " to ", first + n, ", wanted at most ",
             c.d.nodes);
-  Branches a{slots.const_data_ptr<int64_t>(), in<int64_t>(epochs, "epochs", {B}), in<int64_t>(tokens, "tokens", {B, C, n}),
+  Branches a{slots.const_data_ptr<int64_t>(), in<int64_t>(epochs, "epochs", {B}),
+             in<int64_t>(tokens, "tokens", {B, C, n}),
              in<int8_t>(parents, "parents", {B, C, n}), in<int32_t>(counts, "counts", {B, C}), B, n};
   for (int64_t i = 0; i < B; ++i) {
     const int64_t posted = int64_t(ssd::load_acquire(c.latest + a.slot[i]));
@@ -49,8 +50,8 @@ int64_t current_rows(const SpecCache& c, const Branches& a) {
   return n;
 }
 
-int64_t publish(const Tensor& cache, const Tensor& slots, const Tensor& epochs, const Tensor& keys, const Tensor& tokens,
-                const OptTensor& parents, const OptTensor& counts, int64_t kind) {
+int64_t publish(const Tensor& cache, const Tensor& slots, const Tensor& epochs, const Tensor& keys,
+                const Tensor& tokens, const OptTensor& parents, const OptTensor& counts, int64_t kind) {
   SpecCache c = open(cache);
   SSD_CHECK(kind >= 0 && kind <= 2, "kind: got ", kind, ", wanted 0, 1 or 2");
   const Branches a = check_branches(c, slots, epochs, 0, tokens, parents, counts);
@@ -92,8 +93,8 @@ int64_t extend(const Tensor& cache, const Tensor& slots, const Tensor& epochs, i
     for (int64_t b = 0; b < C; ++b) {
       const int64_t at = c.branch_at(slab, a.slot[i], b), stand = ssd::load_relaxed(c.depth_ready + at);
       if (c.keys[at] < 0) continue;
-      SSD_CHECK(!check_branch(c, a, i, b, first) || stand == first, "first: got ", first, " for branch ", b, " of slot ",
-                a.slot[i], ", wanted ", stand, ", its nodes so far");
+      SSD_CHECK(!check_branch(c, a, i, b, first) || stand == first, "first: got ", first, " for branch ", b,
+                " of slot ", a.slot[i], ", wanted ", stand, ", its nodes so far");
     }
   }
   for (int64_t i = 0; i < a.B; ++i) {
@@ -118,7 +119,8 @@ int64_t wait_outcomes(const Tensor& cache, const Tensor& slots, const Tensor& se
   ssd::timed_wait(timeout_us, [&] {
     news = 0;
     for (int64_t i = 0; i < B; ++i) {
-      const bool fresh = int64_t(ssd::load_relaxed(c.latest + slot[i])) > known[i] && c.read_outcome(slot[i], o + i * width);
+      const bool newer = int64_t(ssd::load_relaxed(c.latest + slot[i])) > known[i];
+      const bool fresh = newer && c.read_outcome(slot[i], o + i * width);
       if (!fresh) o[i * width + ssd::kEpoch] = 0;
       news += fresh;
     }

@@ -51,6 +51,7 @@ struct Outcomes {
   int64_t B, width;
   int64_t node(int64_t i) const { return accepted[i] > 0 ? path[i * width + accepted[i] - 1] : -1; }
   int64_t count(int64_t i) const { return accepted[i] + 1; }  // of confirmed tokens
+  int64_t row(int64_t i, int64_t j) const { return j ? path[i * width + j - 1] + 1 : 0; }  // that drew token j
   const int64_t* confirmed(int64_t i) const { return emitted + i * (width + 1); }
   int64_t token(int64_t i) const { return confirmed(i)[accepted[i] > 0 ? accepted[i] : 0]; }
 };
@@ -60,8 +61,8 @@ Outcomes check_outcomes(const SpecCache& c, const Tensor& slots, const Tensor& p
   const int64_t B = check_slots(c, slots);
   SSD_CHECK(path.dim() == 2, "path: got ", path.dim(), " dimensions, wanted 2");
   const int64_t width = path.size(1);
-  Outcomes o{slots.const_data_ptr<int64_t>(), in<int8_t>(path, "path", {B, width}), in<int32_t>(accepted, "accepted", {B}),
-             in<int64_t>(emitted, "emitted", {B, width + 1}), B, width};
+  Outcomes o{slots.const_data_ptr<int64_t>(), in<int8_t>(path, "path", {B, width}),
+             in<int32_t>(accepted, "accepted", {B}), in<int64_t>(emitted, "emitted", {B, width + 1}), B, width};
   const int64_t most = std::min(width, c.d.nodes);
   for (int64_t i = 0; i < B; ++i) {
     SSD_CHECK(o.accepted[i] >= -1 && o.accepted[i] <= most, "accepted: got ", o.accepted[i], ", wanted -1 to ", most);
@@ -73,9 +74,9 @@ Outcomes check_outcomes(const SpecCache& c, const Tensor& slots, const Tensor& p
   return o;
 }
 
-void match_swap(const Tensor& cache, const Tensor& slots, const Tensor& path, const Tensor& accepted, const Tensor& emitted,
-                const Tensor& branch, const Tensor& taken, const Tensor& tokens, const Tensor& parents,
-                const Tensor& kinds) {
+void match_swap(const Tensor& cache, const Tensor& slots, const Tensor& path, const Tensor& accepted,
+                const Tensor& emitted, const Tensor& branch, const Tensor& taken, const Tensor& tokens,
+                const Tensor& parents, const Tensor& kinds) {
   SpecCache c = open(cache);
   const Outcomes o = check_outcomes(c, slots, path, accepted, emitted);
   const int64_t B = o.B, N = c.d.nodes;
@@ -95,8 +96,8 @@ void match_swap(const Tensor& cache, const Tensor& slots, const Tensor& path, co
 }
 
 void post(const Tensor& cache, const Tensor& slots, const Tensor& path, const Tensor& accepted, const Tensor& emitted,
-          const Tensor& branch, const Tensor& taken, const Tensor& tokens, const Tensor& parents, const OptTensor& features,
-          const OptTensor& row_offsets) {
+          const Tensor& branch, const Tensor& taken, const Tensor& tokens, const Tensor& parents,
+          const OptTensor& features, const OptTensor& row_offsets) {
   SpecCache c = open(cache);
   const Outcomes o = check_outcomes(c, slots, path, accepted, emitted);
   const int64_t B = o.B, N = c.d.nodes;
@@ -112,13 +113,13 @@ void post(const Tensor& cache, const Tensor& slots, const Tensor& path, const Te
     SSD_CHECK(c.owner[o.slot[i]] >= 0, "slots: got ", o.slot[i], ", a free slot, wanted an assigned one");
     check_room(c, o.slot[i], c.length[o.slot[i]], o.count(i), "emitted");
     for (int64_t j = 0; rows && j < o.count(i); ++j)
-      SSD_CHECK(first[i] >= 0 && first[i] + (j ? o.path[i * o.width + j - 1] + 1 : 0) < first[i + 1] && first[i + 1] <= R,
-                "row_offsets: got ", first[i], " to ", first[i + 1], " for row ", i, ", wanted the rows of its path in ", R);
+      SSD_CHECK(first[i] >= 0 && first[i] + o.row(i, j) < first[i + 1] && first[i + 1] <= R, "row_offsets: got ",
+                first[i], " to ", first[i + 1], " for request ", i, ", wanted the rows of its path among ", R);
   }
   for (int64_t i = 0; i < B; ++i) {
     int64_t next[64], pick[64], n = o.count(i);
     for (int64_t j = 0; j < t[i]; ++j) next[j] = ssd::pack_key(above[i * N + j], ids[i * N + j]);
-    for (int64_t j = 0; rows && j < n; ++j) pick[j] = first[i] + (j ? o.path[i * o.width + j - 1] + 1 : 0);
+    for (int64_t j = 0; rows && j < n; ++j) pick[j] = first[i] + o.row(i, j);
     c.append(o.slot[i], o.confirmed(i), n, rows, rows ? n : 0, pick);
     c.post(o.slot[i], o.node(i), o.token(i), b[i], next, t[i]);
   }
