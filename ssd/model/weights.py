@@ -154,6 +154,9 @@ def load_weights(
     checkpoint, shapes = Checkpoint(folder), tensor_shapes(config)
     for name, shape in shapes.items():
         checkpoint.check(name, shape)
+    for name in checkpoint.where:
+        if name.endswith("_proj.bias") and name not in shapes:
+            raise ValueError(f"tensor {name} is in {folder}, but config.json has no attention_bias or mlp_bias")
 
     def get(name):
         return checkpoint.tensor(name, shapes[name])
