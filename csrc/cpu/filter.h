@@ -15,10 +15,13 @@ struct Row {
 
 // Sixteen logits from i on, -inf beyond the end.
 SSD_INLINE f32x16 load_logits(const float* logits, int64_t i, int64_t n) {
-  if (i + 16 <= n) return load(logits + i);
+  const float* p = logits + i;
   float t[16];
-  for (int j = 0; j < 16; ++j) t[j] = i + j < n ? logits[i + j] : -INFINITY;
-  return load(t);
+  if (i + 16 > n) {
+    for (int j = 0; j < 16; ++j) t[j] = i + j < n ? p[j] : -INFINITY;
+    p = t;
+  }
+  return load(p);
 }
 
 // z = (logit - max) / temperature, at most 0.
