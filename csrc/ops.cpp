@@ -8,7 +8,14 @@ TORCH_LIBRARY(ssd, m) {
   m.def("num_threads() -> int");
   m.def("set_isa(str name) -> ()");
   m.def("isa() -> str");
+  // paged cache
+  m.def("rope_append(Tensor qkv, Tensor cos, Tensor sin, Tensor positions, Tensor slots, Tensor(a!) k_cache, Tensor(b!) v_cache) -> Tensor");
+  m.def("tree_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor page_table, Tensor prefix_lens, Tensor row_offsets, Tensor? mask, float scale, float softcap=0, bool return_lse=False) -> (Tensor, Tensor)");
   // dense
+  m.def("pack_linear(Tensor weight, str format) -> Tensor");
+  m.def("linear(Tensor x, Tensor packed, int n, Tensor? bias=None, Tensor? residual=None) -> Tensor");
+  m.def("linear_swiglu(Tensor x, Tensor packed, int n, Tensor? bias=None) -> Tensor");
+  m.def("embedding(Tensor ids, Tensor table) -> Tensor");
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)");
   // speculation cache and mailbox; docs/protocol.md
@@ -16,12 +23,22 @@ TORCH_LIBRARY(ssd, m) {
   m.def("spec_cache_reset(Tensor(a!) cache, int[] sizes) -> ()");
   m.def("spec_cache_assign(Tensor(a!) cache, int slot, int owner, Tensor tokens, Tensor? features) -> int");
   m.def("spec_cache_free(Tensor(a!) cache, int slot) -> ()");
-  m.def("spec_cache_match_swap(Tensor(a!) cache, Tensor slots, Tensor nodes, Tensor tokens, Tensor(b!) branch, Tensor(c!) taken, Tensor(d!) spec_tokens, Tensor(e!) spec_parents) -> ()");
-  m.def("spec_cache_post(Tensor(a!) cache, Tensor slots, Tensor nodes, Tensor tokens, Tensor branch, Tensor taken, Tensor spec_tokens, Tensor spec_parents, Tensor confirmed, Tensor offsets, Tensor? features) -> ()");
-  m.def("spec_cache_publish(Tensor(a!) cache, Tensor slots, Tensor epochs, Tensor keys, Tensor tokens, Tensor? parents, Tensor? counts) -> int");
-  m.def("spec_cache_extend(Tensor(a!) cache, Tensor slots, Tensor epochs, int first, Tensor tokens, Tensor? parents, Tensor? counts) -> int");
+  m.def("spec_cache_match_swap(Tensor(a!) cache, Tensor slots, Tensor path, Tensor accepted, Tensor emitted, "
+        "Tensor(b!) branch, Tensor(c!) taken, Tensor(d!) tokens, Tensor(e!) parents, Tensor(f!) kinds) -> ()");
+  m.def("spec_cache_post(Tensor(a!) cache, Tensor slots, Tensor path, Tensor accepted, Tensor emitted, Tensor branch, "
+        "Tensor taken, Tensor tokens, Tensor parents, Tensor? features, Tensor? row_offsets) -> ()");
+  m.def("spec_cache_publish(Tensor(a!) cache, Tensor slots, Tensor epochs, Tensor keys, Tensor tokens, "
+        "Tensor? parents, Tensor? counts, int kind) -> int");
+  m.def("spec_cache_extend(Tensor(a!) cache, Tensor slots, Tensor epochs, int first, Tensor tokens, "
+        "Tensor? parents, Tensor? counts) -> int");
   m.def("spec_cache_wait_ready(Tensor cache, Tensor slots, int timeout_us) -> int");
-  m.def("spec_cache_wait_outcomes(Tensor cache, Tensor slots, Tensor seen, int timeout_us, Tensor(a!) records) -> int");
+  m.def("spec_cache_wait_outcomes(Tensor cache, Tensor slots, Tensor seen, int timeout_us, Tensor(a!) records) "
+        "-> int");
   m.def("spec_cache_read_log(Tensor cache, int slot, int born, int start, Tensor(a!) tokens) -> bool");
   m.def("spec_cache_read_features(Tensor cache, int slot, int born, int start, Tensor(a!) features) -> bool");
+  // sampling
+  m.def("sample(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, "
+        "Tensor positions, bool logprobs=True) -> (Tensor, Tensor)");
+  m.def("noise_words(Tensor seeds, Tensor positions, int ids, int purpose=0) -> Tensor");
+  m.def("philox(int[4] counter, int[2] key) -> int[]");
 }

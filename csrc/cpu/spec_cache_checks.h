@@ -85,20 +85,21 @@ inline void check_ids(const SpecCache& c, const int64_t* ids, int64_t n, const c
 inline const uint64_t* check_features(const SpecCache& c, const OptTensor& features, int64_t n, int64_t* rows) {
   *rows = 0;
   if (!features) return nullptr;
-  SSD_CHECK(features->dim() == 2 && features->is_contiguous(), "features: got shape ", features->sizes(), " with strides ",
-            features->strides(), ", wanted a contiguous [rows, hidden]");
+  SSD_CHECK(features->dim() == 2 && features->is_contiguous(), "features: got shape ", features->sizes(),
+            " with strides ", features->strides(), ", wanted a contiguous [rows, hidden]");
   const int64_t bytes = features->size(1) * features->element_size();
   SSD_CHECK(c.d.feature_words && bytes == 8 * c.d.feature_words, "features: got rows of ", bytes, " bytes, wanted ",
             8 * c.d.feature_words);
   *rows = features->size(0);
   SSD_CHECK(*rows <= n, "features: got ", *rows, " rows, wanted at most one for each of ", n, " tokens");
-  SSD_CHECK(reinterpret_cast<uintptr_t>(features->const_data_ptr()) % 8 == 0, "features: wanted data aligned to 8 bytes");
-  return static_cast<const uint64_t*>(features->const_data_ptr());
+  const void* data = features->const_data_ptr();
+  SSD_CHECK(reinterpret_cast<uintptr_t>(data) % 8 == 0, "features: wanted data aligned to 8 bytes");
+  return static_cast<const uint64_t*>(data);
 }
 
 inline void check_room(const SpecCache& c, int64_t slot, int64_t held, int64_t n, const char* name) {
-  SSD_CHECK(held + n <= c.d.log, name, ": got ", n, " tokens, wanted at most ", c.d.log - held, " more in the log of slot ",
-            slot);
+  SSD_CHECK(held + n <= c.d.log, name, ": got ", n, " tokens, wanted at most ", c.d.log - held,
+            " more in the log of slot ", slot);
 }
 
 }  // namespace ssd::spec

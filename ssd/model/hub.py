@@ -43,9 +43,7 @@ def from_hub(name: str) -> Path:
     try:
         import huggingface_hub
     except ImportError:
-        raise ValueError(
-            f"no such folder: {name} (for a hub id, install huggingface_hub: pip install ssd[hub])"
-        ) from None
+        raise ValueError(f"no such folder: {name} (if it is a hub id: pip install huggingface_hub)") from None
     patterns = ["*.json", "*.safetensors", "*.jinja"]
     try:
         return Path(huggingface_hub.snapshot_download(name, allow_patterns=patterns))

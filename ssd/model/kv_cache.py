@@ -6,7 +6,8 @@ import torch
 
 
 class KVCache:
-    """Keys and values of all layers: k, v [layers, num_pages, page_size, kv_heads, head_dim], zeroed.
+    """Keys and values of all layers: k, v [layers, num_pages, page_size, kv_heads, head_dim], not initialised:
+    memory that no token has reached yet is not touched.
 
     A page holds the same page_size tokens in every layer, so one page table serves them all.
     Raises ValueError on a size below 1 and MemoryError when the memory is not there.
@@ -28,8 +29,8 @@ class KVCache:
                 raise ValueError(f"{name}: got {size}, wanted at least 1")
         self.num_pages, self.page_size = num_pages, page_size
         try:
-            self.k = torch.zeros(shape, dtype=dtype, device=device)
-            self.v = torch.zeros(shape, dtype=dtype, device=device)
+            self.k = torch.empty(shape, dtype=dtype, device=device)
+            self.v = torch.empty(shape, dtype=dtype, device=device)
         except RuntimeError as e:  # torch has no MemoryError of its own on the CPU
             gib = 2 * torch.Size(shape).numel() * dtype.itemsize / 2**30
             raise MemoryError(

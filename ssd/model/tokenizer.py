@@ -18,6 +18,8 @@ SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls
 class Tokenizer:
     """tokenizer.json with what tokenizer_config.json (and chat_template.jinja) add to it.
 
+    Which of BOS and EOS a text gets is up to the post-processor of tokenizer.json, as in transformers 5, which
+    pays no heed to add_bos_token and add_eos_token beside it.
     Raises ValueError that names the file: no tokenizer.json, one that tokenizers cannot read, broken JSON.
     """
 
@@ -36,7 +38,6 @@ class Tokenizer:
         special = optional_json(folder / "special_tokens_map.json") | config
         self.special_tokens = {k: text for k in SPECIAL if (text := content(special.get(k))) is not None}
         self._add_tokens(config)
-        self._set_bos_and_eos(config)
         self.chat_template = read_template(folder, config)
         self._template = None
         self._bytes = TokenBytes(self.backend)
@@ -53,17 +54,6 @@ class Tokenizer:
                     [tokenizers.AddedToken(token["content"], **{k: token[k] for k in flags if k in token})]
                 )
                 known.add(token["content"])
-
-    def _set_bos_and_eos(self, config: dict) -> None:
-        """add_bos_token and add_eos_token, where given, replace the post-processor of tokenizer.json."""
-        if "add_bos_token" not in config and "add_eos_token" not in config:
-            return
-        bos = self.special_tokens.get("bos_token") if config.get("add_bos_token") else None
-        eos = self.special_tokens.get("eos_token") if config.get("add_eos_token") else None
-        self.backend.post_processor = tokenizers.processors.TemplateProcessing(
-            single=[*([bos] if bos else []), "$A", *([eos] if eos else [])],
-            special_tokens=[(text, self.backend.token_to_id(text)) for text in {bos, eos} if text],
-        )
 
     @property
     def vocab_size(self) -> int:

@@ -3,8 +3,8 @@
 One thread is the verify lane of a cache and one the draft lane; a draft lane that is given up gets no second
 chance on the same cache: make a new one. Layout: csrc/include/ssd/spec_cache.h; protocol: docs/protocol.md.
 
-Nodes are rows of a verification: 0 the root, i the i-th token of a speculation, so a chain has parents
-0, 1, 2. An epoch is one outcome of a slot; epochs never restart. Waits hold no interpreter lock.
+Node -1 is the root of a speculation, node i its token i, as in ssd.kernels.verify: a chain has parents -1, 0, 1.
+An epoch is one outcome of a slot; epochs never restart. Waits hold no interpreter lock.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,6 @@ import torch
 from ssd.kernels import library  # noqa: F401
 
 ops = torch.ops.ssd
-CHAIN = None  # parents of chains
 
 
 class Outcome(NamedTuple):
@@ -23,7 +22,7 @@ class Outcome(NamedTuple):
     epoch: int
     owner: int  # -1: the slot is free
     born: int  # names this life of the slot
-    node: int  # deepest accepted node, 0: the root
+    node: int  # deepest accepted node, -1: the root
     token: int  # bonus token
     branch: int  # branch adopted, -1: a miss
     taken: int  # tokens of the next verification, of the branch or else of a fallback
@@ -37,12 +36,13 @@ class Outcome(NamedTuple):
 
 
 class Matched(NamedTuple):
-    """What match_swap found; buffers of the cache, valid until its next match_swap of as many rows."""
+    """What match_swap found: the next speculations. Buffers of the cache, until its next match_swap of as many rows."""
 
     branch: torch.Tensor  # int32 [B], -1: a miss
     taken: torch.Tensor  # int32 [B], nodes that stood, 0 on a miss
-    tokens: torch.Tensor  # int64 [B, N], the first taken of a row are set
-    parents: torch.Tensor  # int32 [B, N]
+    tokens: torch.Tensor  # int32 [B, N], the first taken of a row are set
+    parents: torch.Tensor  # int8 [B, N]
+    kinds: torch.Tensor  # int8 [B], ssd.kernels.verify.Kind, as published
 
 
 class SpeculationCache:
@@ -91,6 +91,7 @@ class SpeculationCache:
             "log": (torch.int32, (slots, log)),
             "features": (torch.int64, (slots, window, feature_bytes // 8)),
             "ready": (torch.int64, (2, slots)),
+            "kind": (torch.int32, (2, slots)),
             "depth_ready": (torch.int32, slab),
             "keys": (torch.int64, slab),
             "tokens": (torch.int32, (*slab, nodes)),
@@ -107,13 +108,13 @@ class SpeculationCache:
         self.reset()
 
     def _buffers(self, rows: int) -> Matched:
-        i32, i64 = torch.int32, torch.int64
         shape = (rows, self.nodes)
         return Matched(
-            torch.zeros(rows, dtype=i32),
-            torch.zeros(rows, dtype=i32),
-            torch.zeros(shape, dtype=i64),
-            torch.zeros(shape, dtype=i32),
+            torch.zeros(rows, dtype=torch.int32),
+            torch.zeros(rows, dtype=torch.int32),
+            torch.zeros(shape, dtype=torch.int32),
+            torch.zeros(shape, dtype=torch.int8),
+            torch.zeros(rows, dtype=torch.int8),
         )
 
     def reset(self) -> None:
@@ -126,7 +127,7 @@ class SpeculationCache:
         """Give a slot to a sequence whose confirmed tokens (int64 [n], the root last) start its log.
 
         owner: a number of the caller's, 0 or more; features [m, hidden]: of the last m tokens.
-        Posts an outcome with node 0 and the root as token. Returns the epoch of the first round.
+        Posts an outcome with node -1 and the root as token. Returns the epoch of the first round.
         """
         return ops.spec_cache_assign(self.block, slot, owner, tokens, features)
 
@@ -134,32 +135,38 @@ class SpeculationCache:
         """Take a slot from its owner; the draft lane learns it as an outcome of owner -1."""
         ops.spec_cache_free(self.block, slot)
 
-    def match_swap(self, slots: torch.Tensor, nodes: torch.Tensor, tokens: torch.Tensor) -> Matched:
+    def match_swap(
+        self, slots: torch.Tensor, path: torch.Tensor, accepted: torch.Tensor, emitted: torch.Tensor
+    ) -> Matched:
         """Look up the outcomes of the rounds in progress and, where one hits, make its slab the active one.
 
-        slots: int64 [B], distinct; nodes: int32 [B], deepest accepted nodes; tokens: int64 [B], bonus tokens.
+        slots: int64 [B], distinct; path int8 [B, P], accepted int32 [B], emitted int64 [B, P + 1]: from verify.
+        accepted -1: a round without a verification, whose outcome is the root with token emitted[b, 0].
         """
         m = self._matched.get(slots.numel()) or self._buffers(slots.numel())
-        ops.spec_cache_match_swap(self.block, slots, nodes, tokens, m.branch, m.taken, m.tokens, m.parents)
+        ops.spec_cache_match_swap(self.block, slots, path, accepted, emitted, *m)
         return m
 
     def post(
         self,
         slots: torch.Tensor,
-        nodes: torch.Tensor,
-        tokens: torch.Tensor,
+        path: torch.Tensor,
+        accepted: torch.Tensor,
+        emitted: torch.Tensor,
         matched: Matched,
-        confirmed: torch.Tensor,
-        offsets: torch.Tensor,
         features: torch.Tensor | None = None,
+        row_offsets: torch.Tensor | None = None,
     ) -> None:
-        """Append confirmed tokens to the logs and post the outcomes; the next rounds begin.
+        """Append the emitted tokens to the logs and post the outcomes; the next rounds begin.
 
-        matched: from match_swap of the same rows; the caller may shorten taken, and on a miss write a fallback's
-        proposal to taken, tokens and parents. confirmed: int64 [n], row b's are offsets[b] to offsets[b + 1]
-        (int32 [B + 1]); none: a round without a verification. features [n, hidden]: one row a token.
+        matched: from match_swap of the same rows; the caller may shorten taken, and on a miss write a fallback to
+        taken, tokens and parents. features [R, hidden], row_offsets int32 [B + 1]: hidden states of the verification;
+        the row that drew a token is kept beside it. accepted -1: nothing is appended.
         """
-        ops.spec_cache_post(self.block, slots, nodes, tokens, *matched, confirmed, offsets, features)
+        m = matched
+        ops.spec_cache_post(
+            self.block, slots, path, accepted, emitted, m.branch, m.taken, m.tokens, m.parents, features, row_offsets
+        )
 
     def wait_ready(self, slots: torch.Tensor, timeout_us: int) -> int:
         """Wait until branches for the round in progress stand in every slot. Returns in how many they do."""
@@ -173,16 +180,18 @@ class SpeculationCache:
         epochs: torch.Tensor,
         keys: torch.Tensor,
         tokens: torch.Tensor,
-        parents: torch.Tensor | None = CHAIN,
+        parents: torch.Tensor | None = None,
         counts: torch.Tensor | None = None,
+        kind: int = 0,
     ) -> int:
         """Publish branches for the outcomes of an epoch, with their first n nodes.
 
         slots: int64 [B]; epochs: int64 [B], the newest outcome's plus 1; keys: int64 [B, C] from key(), -1: none;
-        tokens: int64 [B, C, n]; parents: int32 [B, C, n], default chains; counts: int32 [B, C] of these n nodes,
-        default n. Returns in how many rows the epoch is still the round in progress.
+        tokens: int64 [B, C, n]; parents: int8 [B, C, n], default chains; counts: int32 [B, C] of these n nodes,
+        default n; kind: ssd.kernels.verify.Kind of the branches. An epoch is published once.
+        Returns in how many rows the epoch is still the round in progress.
         """
-        return ops.spec_cache_publish(self.block, slots, epochs, keys, tokens, parents, counts)
+        return ops.spec_cache_publish(self.block, slots, epochs, keys, tokens, parents, counts, kind)
 
     def extend(
         self,
@@ -190,7 +199,7 @@ class SpeculationCache:
         epochs: torch.Tensor,
         first: int,
         tokens: torch.Tensor,
-        parents: torch.Tensor | None = CHAIN,
+        parents: torch.Tensor | None = None,
         counts: torch.Tensor | None = None,
     ) -> int:
         """Publish n more nodes of every branch after its first `first`; otherwise as publish."""
@@ -216,13 +225,13 @@ class SpeculationCache:
 
 
 def key(node, token):
-    """Key of outcome (node, token): integers or int64 tensors."""
-    return node << 32 | token
+    """Key of outcome (node, token), integers or int64 tensors; -1, no outcome, for token -1."""
+    return (node + 1) << 32 | token
 
 
 def _outcome(record: list[int]) -> Outcome:
     words = record[8 : 8 + record[6]]
-    return Outcome(*record[:8], [w & 0xFFFFFFFF for w in words], [w >> 32 for w in words])
+    return Outcome(*record[:8], [w & 0xFFFFFFFF for w in words], [(w >> 32) - 1 for w in words])
 
 
 @torch.library.register_fake("ssd::spec_cache_match_swap")

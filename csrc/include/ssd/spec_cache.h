@@ -1,18 +1,16 @@
 // The speculation cache and the mailbox: where the verify lane and the draft lane of a slot meet.
 // Plain C++ on one preallocated block of memory; docs/protocol.md argues why it is right.
 //
-// A node is a row of a verification: 0 is the root, i the i-th token of the speculation.
+// Node -1 is the root of a speculation, i its token i; parents come before their children.
 // An epoch is one outcome of a slot. Epochs start at 1 and never restart.
 #pragma once
+#include <atomic>
 #include <cstdint>
-
 #ifdef __CUDACC__
 #include <cuda/atomic>
-#define SSD_HD __host__ __device__
-#else
-#define SSD_HD
 #endif
-#include <atomic>
+
+#include "host_device.h"
 
 namespace ssd {
 
@@ -43,17 +41,17 @@ struct SpecSizes {
 };
 inline constexpr int kSpecSizes = 9;
 
-// An outcome record, int64 words; the proposal follows, a word a node: parent << 32 | token.
+// An outcome record, int64 words; then what the next verification takes, pack_key(parent, token) a node.
 enum SpecField {
   kEpoch,     // its epoch, 0 while it is written
   kOwner,     // who holds the slot, -1: nobody
   kBorn,      // the epoch at which the owner came: names this life of the slot
-  kNode,      // deepest accepted node
+  kNode,      // deepest accepted node, -1: the root
   kToken,     // bonus token
   kBranch,    // branch adopted, -1: a miss
-  kTaken,     // nodes that the next verification takes, of the branch or else of the proposal
+  kTaken,     // nodes that the next verification takes, of the branch or else of a fallback
   kLength,    // confirmed tokens in the log, this outcome's included
-  kProposal
+  kNext
 };
 
 // The sections of the block: name, type, elements. Who writes a section is said above it.
@@ -68,11 +66,12 @@ enum SpecField {
   X(latest, uint64_t, S) /* epoch of the newest outcome */         \
   X(born, uint64_t, S)   /* life that the log belongs to */        \
   X(claim, uint64_t, S)  /* log positions below have features */   \
-  X(record, int64_t, 2 * S * (kProposal + N))                      \
+  X(record, int64_t, 2 * S * (kNext + N))                      \
   X(log, int32_t, S * d.log)                                       \
   X(features, uint64_t, S * d.feature_window * d.feature_words)    \
   /* draft lane, read by the verify lane: the two slabs */         \
   X(ready, uint64_t, 2 * S) /* the epoch that a slab answers */    \
+  X(kind, int32_t, 2 * S)   /* how its branches were drafted */    \
   X(depth_ready, int32_t, 2 * S * C) /* nodes that stand */        \
   X(keys, int64_t, 2 * S * C)                                      \
   X(tokens, int32_t, 2 * S * C * N)                                \
@@ -87,7 +86,7 @@ inline constexpr int kSpecSections = 0 SSD_SPEC_SECTIONS(SSD_COUNT);
 inline constexpr int64_t kSpecMagic = 0x31454843'43455053;  // "SPECCHE1"
 
 // Byte offsets of the sections, 64-byte aligned; the last entry is the size of the block.
-SSD_HD inline void spec_layout(const SpecSizes& d, int64_t (&offsets)[kSpecSections + 1]) {
+SSD_HD void spec_layout(const SpecSizes& d, int64_t (&offsets)[kSpecSections + 1]) {
   const int64_t S = d.slots, C = d.branches, N = d.nodes;
   int64_t at = 0;
   int i = 0;
@@ -99,7 +98,8 @@ SSD_HD inline void spec_layout(const SpecSizes& d, int64_t (&offsets)[kSpecSecti
   offsets[i] = at;
 }
 
-SSD_HD constexpr int64_t pack_key(int64_t node, int64_t token) { return node << 32 | token; }
+// One word for a node and a token, not negative.
+SSD_HD constexpr int64_t pack_key(int64_t node, int64_t token) { return (node + 1) << 32 | token; }
 
 struct Match { int32_t branch, nodes; };  // branch -1: a miss
 
@@ -121,7 +121,7 @@ struct SpecCache {
   SSD_HD int64_t in_slab(int64_t slab, int64_t slot) const { return slab * d.slots + slot; }
   SSD_HD int64_t branch_at(int64_t slab, int64_t slot, int64_t b) const { return in_slab(slab, slot) * d.branches + b; }
   SSD_HD int64_t* record_of(uint64_t epoch, int64_t slot) const {
-    return record + in_slab(int64_t(epoch & 1), slot) * (kProposal + d.nodes);
+    return record + in_slab(int64_t(epoch & 1), slot) * (kNext + d.nodes);
   }
 
   // ---- draft lane: fill the standby slab, publish, extend ----
@@ -135,10 +135,10 @@ struct SpecCache {
     return -1;
   }
   // Nodes [first, first + n) of a branch; no parents: a chain.
-  SSD_HD void write_nodes(int64_t branch, int64_t first, int64_t n, const int64_t* ids, const int32_t* above) const {
+  SSD_HD void write_nodes(int64_t branch, int64_t first, int64_t n, const int64_t* ids, const int8_t* above) const {
     for (int64_t i = 0; i < n; ++i) {
       tokens[branch * d.nodes + first + i] = int32_t(ids[i]);
-      parents[branch * d.nodes + first + i] = int8_t(above ? above[i] : first + i);
+      parents[branch * d.nodes + first + i] = above ? above[i] : int8_t(first + i - 1);
     }
   }
   // Before publish_slab: a branch of the standby slab, its first nodes already written.
@@ -146,7 +146,8 @@ struct SpecCache {
     keys[branch] = key;
     store_relaxed(depth_ready + branch, int32_t(n));
   }
-  SSD_HD void publish_slab(int64_t slab, int64_t slot, uint64_t epoch) const {
+  SSD_HD void publish_slab(int64_t slab, int64_t slot, uint64_t epoch, int32_t how) const {
+    kind[in_slab(slab, slot)] = how;
     store_release(ready + in_slab(slab, slot), epoch);
   }
   // After write_nodes: nodes below n of a published branch stand.
@@ -176,31 +177,29 @@ struct SpecCache {
     return {int32_t(b), nodes};
   }
 
-  // Appends confirmed tokens to the log, and features of the last n_rows of them.
+  // Appends confirmed tokens to the log; the last n_rows of them have features, row pick[i] (none: i) of rows.
   // An element is released: whoever reads it also sees the born and the claim stored before.
-  SSD_HD void append(int64_t slot, const int64_t* ids, int64_t n, const uint64_t* rows, int64_t n_rows) const {
+  SSD_HD void append(int64_t slot, const int64_t* ids, int64_t n, const uint64_t* rows, int64_t n_rows,
+                     const int64_t* pick) const {
     int64_t end = length[slot] + n;
     for (int64_t i = 0; i < n; ++i) store_release(log + slot * d.log + length[slot] + i, int32_t(ids[i]));
-    if (d.feature_words) {
-      store_relaxed(claim + slot, uint64_t(end));
-      for (int64_t i = n_rows > d.feature_window ? n_rows - d.feature_window : 0; i < n_rows; ++i) {
-        uint64_t* to = feature_row(slot, end - n_rows + i);
-        for (int64_t w = 0; w < d.feature_words; ++w) store_release(to + w, rows[i * d.feature_words + w]);
-      }
-    }
     length[slot] = end;
+    if (!d.feature_words) return;
+    store_release(claim + slot, uint64_t(end));
+    for (int64_t i = n_rows > d.feature_window ? n_rows - d.feature_window : 0; i < n_rows; ++i)
+      for (int64_t w = 0; w < d.feature_words; ++w)
+        store_release(feature_row(slot, end - n_rows + i) + w, rows[(pick ? pick[i] : i) * d.feature_words + w]);
   }
-  // Posts the outcome of the round in progress and goes on to the next. The proposal: n words.
+  // Posts the outcome of the round in progress and goes on to the next, which takes n nodes, words of the record.
   // A word is released after kEpoch was cleared, so a reader that meets it finds kEpoch changed.
-  SSD_HD void post(int64_t slot, int64_t node, int64_t token, int64_t branch, int64_t taken, const int64_t* proposal,
-                   int64_t n) const {
+  SSD_HD void post(int64_t slot, int64_t node, int64_t token, int64_t branch, const int64_t* next, int64_t n) const {
     uint64_t epoch = uint64_t(round[slot]);
     int64_t* r = record_of(epoch, slot);
     store_relaxed(r + kEpoch, int64_t(0));
-    const int64_t fields[kProposal] = {0,    owner[slot], int64_t(load_relaxed(born + slot)), node, token, branch,
-                                       taken, length[slot]};
-    for (int i = kOwner; i < kProposal; ++i) store_release(r + i, fields[i]);
-    for (int64_t i = 0; i < n; ++i) store_release(r + kProposal + i, proposal[i]);
+    const int64_t fields[kNext] = {0, owner[slot], int64_t(load_relaxed(born + slot)), node, token, branch, n,
+                                   length[slot]};
+    for (int i = kOwner; i < kNext; ++i) store_release(r + i, fields[i]);
+    for (int64_t i = 0; i < n; ++i) store_release(r + kNext + i, next[i]);
     store_release(r + kEpoch, int64_t(epoch));
     store_release(latest + slot, epoch);
     round[slot] = int64_t(epoch) + 1;
@@ -212,8 +211,8 @@ struct SpecCache {
     store_relaxed(born + slot, uint64_t(round[slot]));
     owner[slot] = who;
     length[slot] = 0;
-    append(slot, ids, n, rows, n_rows);
-    post(slot, 0, n ? ids[n - 1] : 0, -1, 0, nullptr, 0);
+    append(slot, ids, n, rows, n_rows, nullptr);
+    post(slot, -1, n ? ids[n - 1] : 0, -1, nullptr, 0);
   }
 
   // ---- draft lane: outcomes and the log ----
@@ -223,7 +222,7 @@ struct SpecCache {
     uint64_t epoch = load_acquire(latest + slot);
     if (!epoch) return false;
     int64_t* r = record_of(epoch, slot);
-    for (int64_t i = kOwner; i < kProposal + d.nodes; ++i) out[i] = load_acquire(r + i);
+    for (int64_t i = kOwner; i < kNext + d.nodes; ++i) out[i] = load_acquire(r + i);
     out[kEpoch] = int64_t(epoch);
     return load_relaxed(r + kEpoch) == int64_t(epoch);
   }
@@ -237,7 +236,8 @@ struct SpecCache {
     for (int64_t i = 0; i < n; ++i)
       for (int64_t w = 0; w < d.feature_words; ++w)
         out[i * d.feature_words + w] = load_acquire(feature_row(slot, start + i) + w);
-    return load_relaxed(born + slot) == life && load_relaxed(claim + slot) <= uint64_t(start + d.feature_window);
+    uint64_t end = load_acquire(claim + slot);  // before born: the claim of a next life comes after its born
+    return load_relaxed(born + slot) == life && end <= uint64_t(start + d.feature_window);
   }
   SSD_HD uint64_t* feature_row(int64_t slot, int64_t position) const {
     return features + (slot * d.feature_window + position % d.feature_window) * d.feature_words;
