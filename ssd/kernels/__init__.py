@@ -2,6 +2,7 @@
 
 from .embedding import embedding
 from .linear import linear, linear_swiglu, pack_linear
+from .llama_forward import llama_forward
 from .norm import add_rms_norm, rms_norm
 from .rope_append import rope_append
 from .sample import noise_words, sample
@@ -12,6 +13,7 @@ __all__ = [
     "embedding",
     "linear",
     "linear_swiglu",
+    "llama_forward",
     "noise_words",
     "pack_linear",
     "rms_norm",
