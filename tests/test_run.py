@@ -1,9 +1,12 @@
+import fcntl
 import json
 import os
 import pty
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 
 import pytest
@@ -233,6 +236,7 @@ def test_a_file_shows_its_progress_on_a_terminal(tiny, tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "a"}\n' * 3)
     ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     command = [sys.executable, "-m", "ssd.run", "--prompts", prompts, "--target", tiny, "--max-tokens", "4"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs)
     out = process.stdout.read().decode()
