@@ -151,18 +151,19 @@ inline void epilogue(const LinearArgs& a, int64_t r, int rows, int64_t p, int np
 }
 
 template <class T> inline void linear_typed(const LinearArgs& a, Team& team) {
+  constexpr bool kInt8 = std::is_same_v<T, int8_t>;
   const int64_t step = a.swiglu ? 2 : 1, tiles = (a.rows + kRowTile - 1) / kRowTile;
   int64_t b0, b1;
   team.share(panels(a.n) / step, b0, b1);
   float y[kRowTile * 4 * kPanel];
   for (int64_t p = b0 * step, end = b1 * step; p < end;) {
-    const int np = a.rows == 1 && end - p >= 4 ? 4 : std::min<int64_t>(end - p, a.rows <= kRowTile / 2 ? 2 : step);
+    // few rows need several panels for enough independent chains of fma; integer sums do not
+    const int np = int(std::min<int64_t>(end - p, kInt8 ? step : a.rows == 1 ? 4 : a.rows <= kRowTile / 2 ? 2 : step));
     for (int64_t t = 0; t < tiles; ++t) {
       const int64_t r = a.rows * t / tiles, ldy = np * kPanel;
       const int rows = int(a.rows * (t + 1) / tiles - r);
-      if (np == 4) tile<T, 1, 4>(a, r, p, y, ldy);
-      else with_rows(rows, SSD_EACH(rt) {
-        constexpr int NP = rt <= kRowTile / 2 ? 2 : 1;
+      with_rows(rows, SSD_EACH(rt) {
+        constexpr int NP = kInt8 ? 1 : rt == 1 ? 4 : rt <= kRowTile / 2 ? 2 : 1;
         if (np == NP) tile<T, rt, NP>(a, r, p, y, ldy);
         else for (int j = 0; j < np; ++j) tile<T, rt, 1>(a, r, p + j, y + j * kPanel, ldy);
       });
