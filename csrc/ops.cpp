@@ -8,6 +8,9 @@ TORCH_LIBRARY(ssd, m) {
   m.def("num_threads() -> int");
   m.def("set_isa(str name) -> ()");
   m.def("isa() -> str");
+  // roofline of the cores: XOR of the 8-byte words of x; operations done by iterations of multiply-adds
+  m.def("probe_read(Tensor x) -> int");
+  m.def("probe_fma(int iterations) -> float");
   // dense
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)");

@@ -18,9 +18,23 @@ struct RmsNormArgs {  // y = (x + residual) / rms(x + residual) * weight; sum = 
   float eps;
 };
 
+struct ProbeReadArgs {  // result[rank] = XOR of the 8-byte words that the thread read
+  const char* data;
+  int64_t lines;  // of 64 bytes
+  uint64_t* result;
+};
+
+struct ProbeFmaArgs {  // flops[rank]: operations done; result keeps them from being left out
+  int64_t iterations;
+  float* result;
+  double* flops;
+};
+
 struct Kernels {
   const char* isa;
   void (*rms_norm)(const RmsNormArgs&, Team&);
+  void (*probe_read)(const ProbeReadArgs&, Team&);
+  void (*probe_fma)(const ProbeFmaArgs&, Team&);
 };
 
 extern const Kernels kernels_portable;

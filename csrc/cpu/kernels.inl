@@ -1,5 +1,6 @@
 // One table of kernels for the ISA named by SSD_ISA.
 #include "norm.h"
+#include "probe.h"
 
 namespace ssd {
 #define SSD_NAME_(isa) kernels_##isa
@@ -9,5 +10,7 @@ namespace ssd {
 const Kernels SSD_NAME(SSD_ISA) = {
     .isa = SSD_STR(SSD_ISA),
     .rms_norm = SSD_ISA::rms_norm,
+    .probe_read = SSD_ISA::probe_read,
+    .probe_fma = SSD_ISA::probe_fma,
 };
 }  // namespace ssd
