@@ -12,7 +12,9 @@ def write(path: str | None, rows: list[dict], **more) -> None:
     if path:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         command = "python -m " + " ".join([f"bench.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
-        Path(path).write_text(json.dumps({"machine": describe(), "command": command, "rows": rows, **more}, indent=1) + "\n")
+        Path(path).write_text(
+            json.dumps({"machine": describe(), "command": command, "rows": rows, **more}, indent=1) + "\n"
+        )
 
 
 def table(rows: list[dict], columns: list[str]) -> str:

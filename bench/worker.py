@@ -28,7 +28,9 @@ class Worker:
     def __init__(self, factory: str, cores: list[int], args: dict):
         command = [sys.executable, "-m", "bench.worker", factory, json.dumps(cores), json.dumps(args)]
         environment = {**os.environ, **thread_environment(cores)}
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
         try:
             self._answer()
         except WorkerError:
