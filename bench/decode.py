@@ -16,7 +16,7 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from . import results
+from . import plots, results
 from .machine import cores_of
 from .peers import SYSTEMS
 from .timing import spread
@@ -164,6 +164,7 @@ def main() -> None:
         more = measure(n, wanted, target, options, workloads, args)
         rows, prefill = rows + more[0], prefill + more[1]
         results.write(args.json, rows, prefill=prefill)
+    plots.beside(args.json, plots.decode, rows)
     columns = ["system", "mode", "precision", "cores", "workload", "tokens_per_second", "prefill_seconds"]
     print(results.table(rows, [*columns, "total_seconds", "peak_bytes"]))
     if prefill:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from ssd.kernels import library
 
-from . import results
+from . import plots, results
 from .machine import cores_of
 from .roofline import bind, buffer, cold_bytes
 from .timing import interleave, ratio, spread
@@ -110,6 +110,7 @@ def main() -> None:
     columns = ["format", "cores", "rows", "microseconds", "gb_per_s", "gflop_per_s", "bandwidth_fraction", "baselines"]
     print(results.table(rows, [*columns, "check"]))
     results.write(args.json, rows)
+    plots.beside(args.json, plots.linear, rows)
 
 
 if __name__ == "__main__":
