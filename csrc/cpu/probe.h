@@ -31,7 +31,7 @@ inline void probe_read(const ProbeReadArgs& a, Team& team) {
 
 // Independent chains of multiply-adds, as many as the registers hold beside the two constants.
 inline void probe_fma(const ProbeFmaArgs& a, Team& team) {
-#if defined(__AVX512F__)
+#if defined(SSD_AVX512)
   constexpr int chains = 12;
 #else
   constexpr int chains = 6;
