@@ -2,12 +2,13 @@ import json
 import os
 from argparse import Namespace
 
+import gguf
 import numpy as np
 import pytest
 import torch
 
 from bench import decode, results, timing
-from bench.peers import SYSTEMS, System, timeline
+from bench.peers import SYSTEMS, System, gguf_file, timeline
 from bench.worker import Worker, WorkerError
 
 CORE = sorted(os.sched_getaffinity(0))[:1]
@@ -141,3 +142,32 @@ def test_results_name_the_machine_but_not_its_owner(tmp_path):
         "| 0.123 | c 2 |",
         "|       |     |",
     ]
+
+
+@pytest.mark.parametrize("precision,bound", [("Q8_0", 0.005), ("F16", 0.0005)])
+def test_gguf_file_in_another_precision(tmp_path, precision, bound):
+    source = tmp_path / "tiny.Q4_1.gguf"
+    writer = gguf.GGUFWriter(source, "llama")
+    writer.add_block_count(1)
+    writer.add_token_list(["a", "é"])
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_1)
+    weight = np.random.default_rng(0).standard_normal((4, 64), dtype=np.float32)
+    four_bits = gguf.quants.quantize(weight, gguf.GGMLQuantizationType.Q4_1)
+    writer.add_tensor("w", four_bits, raw_dtype=gguf.GGMLQuantizationType.Q4_1)
+    writer.add_tensor("norm", np.ones(64, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+    path = gguf_file.convert(source, precision)
+    assert path.name == f"tiny.{precision}.gguf"
+    before, after = gguf.GGUFReader(source), gguf.GGUFReader(path)
+    assert set(before.fields) == set(after.fields)
+    assert after.fields["tokenizer.ggml.tokens"].contents() == ["a", "é"]
+    w, norm = after.tensors
+    assert w.tensor_type.name == precision and norm.tensor_type.name == "F32"
+    exact = gguf.quants.dequantize(four_bits, gguf.GGMLQuantizationType.Q4_1)
+    assert 0 < np.abs(gguf.quants.dequantize(w.data, w.tensor_type) - exact).max() < bound * np.abs(exact).max()
+    with pytest.raises(ValueError, match="precision: got 'Q2_K'"):
+        gguf_file.convert(source, "Q2_K")

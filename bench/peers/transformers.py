@@ -18,6 +18,7 @@ class Peer:
         except ImportError:
             raise ImportError("transformers is not installed: pip install transformers") from None
         logging.set_verbosity_error()
+        logging.disable_progress_bar()
         torch.set_num_threads(len(cores))
         self.model = AutoModelForCausalLM.from_pretrained(target, dtype=DTYPES[precision]).eval()
         self.model.generation_config.eos_token_id = None  # no token ends the text
