@@ -1,0 +1,56 @@
+// Checks shared by the operators that draw tokens.
+#pragma once
+#include "../check.h"
+#include "kernels.h"
+
+namespace ssd {
+
+inline void check_logits(const at::Tensor& logits) {
+  SSD_CHECK_TYPE(logits.scalar_type() == at::kFloat, "logits: got dtype ", logits.scalar_type(), ", wanted Float");
+  SSD_CHECK(logits.dim() == 2, "logits: got ", logits.dim(), " dimensions, wanted 2");
+  SSD_CHECK(logits.size(1) > 0 && logits.size(1) < (int64_t(1) << 31), "logits: got a vocabulary of ", logits.size(1),
+            " tokens, wanted 1 to 2^31 - 1");
+  SSD_CHECK(logits.stride(1) == 1 || logits.size(1) == 1, "logits: got strides ", logits.strides(),
+            ", wanted each row contiguous");
+}
+
+inline void check_entries(const at::Tensor& t, const char* name, at::ScalarType dtype, int64_t n) {
+  check_dense(t, name, dtype, 1);
+  SSD_CHECK(t.size(0) == n, name, ": got ", t.size(0), " entries, wanted ", n);
+}
+
+// Every entry of t satisfies ok, or the first that does not is named.
+template <class T, class Ok> void check_values(const at::Tensor& t, const char* name, const char* wanted, Ok ok) {
+  const T* p = t.const_data_ptr<T>();
+  for (int64_t i = 0; i < t.size(0); ++i)
+    SSD_CHECK(ok(p[i]), name, ": got ", p[i], " in entry ", i, ", wanted ", wanted);
+}
+
+inline void check_positions(const at::Tensor& positions, int64_t n) {
+  check_entries(positions, "positions", at::kLong, n);
+  check_values<int64_t>(positions, "positions", "0 to 2^31 - 1", [](int64_t p) { return p >= 0 && p < (int64_t(1) << 31); });
+}
+
+inline SamplingParams sampling_params(const at::Tensor& temperature, const at::Tensor& top_k, const at::Tensor& top_p,
+                                      const at::Tensor& min_p, const at::Tensor& seeds, const at::Tensor& positions,
+                                      int64_t n) {
+  check_entries(temperature, "temperature", at::kFloat, n);
+  check_entries(top_k, "top_k", at::kInt, n);
+  check_entries(top_p, "top_p", at::kFloat, n);
+  check_entries(min_p, "min_p", at::kFloat, n);
+  check_entries(seeds, "seeds", at::kLong, n);
+  check_positions(positions, n);
+  check_values<float>(temperature, "temperature", "a finite number from 0", [](float t) { return t >= 0 && t <= 3e38f; });
+  check_values<int32_t>(top_k, "top_k", "0 (off) or more", [](int32_t k) { return k >= 0; });
+  check_values<float>(top_p, "top_p", "a number in (0, 1]", [](float p) { return p > 0 && p <= 1; });
+  check_values<float>(min_p, "min_p", "a number in [0, 1]", [](float p) { return p >= 0 && p <= 1; });
+  return {temperature.const_data_ptr<float>(), top_k.const_data_ptr<int32_t>(), top_p.const_data_ptr<float>(),
+          min_p.const_data_ptr<float>(),       seeds.const_data_ptr<int64_t>(), positions.const_data_ptr<int64_t>()};
+}
+
+inline void check_drawn(int64_t token, int64_t row) {
+  SSD_CHECK(token != kNotFinite, "logits: got NaN or +inf in row ", row, ", wanted numbers or -inf");
+  SSD_CHECK(token != kAllMasked, "logits: got nothing but -inf in row ", row, ", wanted at least one finite logit");
+}
+
+}  // namespace ssd

@@ -1,0 +1,53 @@
+// CPU registration of sampling.
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <cmath>
+
+#include "../check.h"
+#include "kernels.h"
+#include "sampling_check.h"
+#include "ssd/philox.h"
+
+namespace {
+using at::Tensor;
+
+std::tuple<Tensor, Tensor> sample(const Tensor& logits, const Tensor& temperature, const Tensor& top_k,
+                                  const Tensor& top_p, const Tensor& min_p, const Tensor& seeds,
+                                  const Tensor& positions, bool logprobs) {
+  ssd::check_logits(logits);
+  int64_t rows = logits.size(0);
+  auto params = ssd::sampling_params(temperature, top_k, top_p, min_p, seeds, positions, rows);
+  Tensor tokens = at::empty({rows}, at::kLong), scores = at::empty({logprobs ? rows : 0}, at::kFloat);
+  ssd::SampleArgs a{logits.const_data_ptr<float>(), logits.stride(0), rows, logits.size(1), params,
+                    tokens.mutable_data_ptr<int64_t>(), logprobs ? scores.mutable_data_ptr<float>() : nullptr};
+  ssd::pool().run([&](ssd::Team& team) { ssd::kernels().sample(a, team); });
+  for (int64_t r = 0; r < rows; ++r) ssd::check_drawn(a.tokens[r], r);
+  return {tokens, scores};
+}
+
+Tensor noise_words(const Tensor& seeds, const Tensor& positions, int64_t ids, int64_t purpose) {
+  ssd::check_dense(seeds, "seeds", at::kLong, 1);
+  ssd::check_positions(positions, seeds.size(0));
+  SSD_CHECK(ids >= 0 && ids < (int64_t(1) << 32), "ids: got ", ids, ", wanted 0 to 2^32 - 1");
+  SSD_CHECK(purpose >= 0 && purpose <= ssd::kProposal, "purpose: got ", purpose, ", wanted 0 to ", int(ssd::kProposal));
+  Tensor words = at::empty({seeds.size(0), ids}, at::kLong);
+  ssd::NoiseArgs a{seeds.const_data_ptr<int64_t>(), positions.const_data_ptr<int64_t>(), seeds.size(0), ids,
+                   uint32_t(purpose), words.mutable_data_ptr<int64_t>()};
+  ssd::pool().run([&](ssd::Team& team) { ssd::kernels().noise(a, team); });
+  return words;
+}
+
+std::vector<int64_t> philox(at::IntArrayRef c, at::IntArrayRef k) {
+  SSD_CHECK(c.size() == 4 && k.size() == 2, "counter and key: got ", c.size(), " and ", k.size(), " words, wanted 4 and 2");
+  auto r = ssd::philox4x32_10(c[0], c[1], c[2], c[3], k[0], k[1]);
+  return {r.w[0], r.w[1], r.w[2], r.w[3]};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(ssd, CPU, m) {
+  m.impl("sample", sample);
+  m.impl("noise_words", noise_words);
+}
+TORCH_LIBRARY_IMPL(ssd, CompositeExplicitAutograd, m) { m.impl("philox", philox); }
