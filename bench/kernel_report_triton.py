@@ -22,7 +22,7 @@ TYPES = {
     torch.int8: "i8",
     torch.uint8: "u8",
 }
-OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
+OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion")
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 
 

@@ -42,7 +42,7 @@ def load_rows(p, o_k, m_r, K, EVEN: tl.constexpr):
 def add_tile(acc, b_x, b_w, p_s, o_n, m_n, group, INT8: tl.constexpr):
     if INT8:
         b_s = tl.load(p_s + group, mask=m_n, other=0.0).to(tl.float32)  # [BN]
-        return acc + tl.dot(b_x, tl.trans(b_w.to(b_x.dtype))) * b_s[None, :]
+        return acc + tl.dot(b_x, tl.trans(b_w.to(tl.float32).to(b_x.dtype))) * b_s[None, :]
     else:
         return tl.dot(b_x, tl.trans(b_w), acc, input_precision="ieee")
 
@@ -142,13 +142,13 @@ def plan(n, k, swiglu):
 
 
 def tiles(rows, part, int8, swiglu):
-    """Sizes that do not change bits: BM, BN, BK, warps, stages."""
+    """What does not change bits: BM, BN, BK, warps, stages, and the registers that spare a few spills."""
     deep = 128 if part % 128 == 0 and not int8 else 64
     if rows <= 16:
-        return 16, 16, deep, 2, 5
+        return 16, 16, deep, 2, 5, 255
     if rows <= 128 or int8:
-        return 32, 64, 64, 4, 4
-    return (64 if swiglu else 128), 64, 64, 2, 3
+        return 32, 64, 64, 4, 4, 255
+    return 64, (32 if swiglu else 64), 64, 2, 4, None
 
 
 def launch(x, packed, n, bias, residual, swiglu):
@@ -163,7 +163,7 @@ def launch(x, packed, n, bias, residual, swiglu):
         weight, scales = packed[:size].view(torch.int8), packed[size:].view(torch.float16)
         dtype = x.dtype if x.dtype != torch.float32 else torch.bfloat16
     else:
-        weight, scales, dtype, w_row = packed, None, packed.dtype, k
+        weight, scales, dtype, w_row = packed, packed, packed.dtype, k  # no scales to read
         if tuple(packed.shape) != (n, k):
             raise ValueError(f"packed: got shape {tuple(packed.shape)}, wanted {(n, k)}")
     columns = n // 2 if swiglu else n
@@ -171,7 +171,7 @@ def launch(x, packed, n, bias, residual, swiglu):
     if rows == 0:
         return out
     split, part = plan(n, k, swiglu)
-    bm, bn, bk, warps, stages = tiles(rows, part, int8, swiglu)
+    bm, bn, bk, warps, stages, registers = tiles(rows, part, int8, swiglu)
     parts = torch.empty((split if split > 1 else 0, 1 + swiglu, rows, columns), dtype=torch.float32, device=x.device)
     flags = {
         "SWIGLU": swiglu, "SPLIT": split, "BIAS": bias is not None, "RESIDUAL": residual is not None, "BLOCK": BLOCK,
@@ -181,7 +181,7 @@ def launch(x, packed, n, bias, residual, swiglu):
     linear_fwd_kernel[triton.cdiv(rows, bm), triton.cdiv(columns, bn), split](
         x, weight, scales, bias, residual, out, parts, rows, columns, k, x.stride(0), w_row, residual_row, part,
         BM=bm, BN=bn, BK=bk, EVEN=k % bk == 0 and part % bk == 0, INT8=int8, DTYPE=tl_dtype, GROUP=GROUP, **flags,
-        num_warps=warps, num_stages=stages, enable_fp_fusion=False,
+        num_warps=warps, num_stages=stages, maxnreg=registers, enable_fp_fusion=False,
     )  # fmt: skip
     if split > 1:
         linear_merge_kernel[triton.cdiv(rows, 4), triton.cdiv(columns, 256)](

@@ -125,12 +125,13 @@ def reduce_span(
 
 
 @triton.jit
-def store_result(p_out, p_lse, o_row, o_d, m_row, m_d, m, l, acc, D: tl.constexpr):
+def store_result(p_out, p_lse, o_row, o_d, m_row, m_d, m, l, acc, D: tl.constexpr, LSE: tl.constexpr):
     """out = acc / l and lse = ln(2) (m + log2 l), at flat rows (row, head); a row that saw no key: 0 and -inf."""
     y = tl.where(l[:, None] > 0, acc / tl.where(l > 0, l, 1.0)[:, None], 0.0)
     tl.store(p_out + o_row[:, None] * D + o_d, y.to(p_out.dtype.element_ty), mask=m_row[:, None] & m_d)
     lse = tl.where(l > 0, (m + tl.log2(tl.where(l > 0, l, 1.0))) * 0.6931471805599453, float("-inf"))
-    tl.store(p_lse + o_row, lse, mask=m_row)
+    if LSE:
+        tl.store(p_lse + o_row, lse, mask=m_row)
 
 
 @triton.jit
@@ -140,7 +141,7 @@ def tree_attention_fwd_kernel(
     scale, softcap,
     HQ: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BB: tl.constexpr,
     PAGE: tl.constexpr, WORDS: tl.constexpr, WORDS_BLOCK: tl.constexpr, SOFTCAP: tl.constexpr, FOLD: tl.constexpr,
-    SPAN: tl.constexpr, TILE: tl.constexpr,
+    SPAN: tl.constexpr, TILE: tl.constexpr, LSE: tl.constexpr,
 ):  # fmt: skip
     tile, head, span = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     o_b = tl.arange(0, BB)
@@ -188,7 +189,7 @@ def tree_attention_fwd_kernel(
     p_k, p_v = k_cache + head * k_head, v_cache + head * v_head
     p_table = page_table + request.to(tl.int64) * table_row
     if FOLD:
-        b_q = tl.load(p_q, mask=m_m[:, None] & m_d, other=0.0)  # [BM, BD]
+        b_q = tl.load(p_q, mask=m_m[:, None] & m_d, other=0.0).to(k_cache.dtype.element_ty)  # [BM, BD]
         m = tl.full([BM], float("-inf"), tl.float32)
         l = tl.zeros([BM], tl.float32)
         acc = tl.zeros([BM, BD], tl.float32)
@@ -198,11 +199,11 @@ def tree_attention_fwd_kernel(
                 scale, softcap, BM, D, BD, PAGE, WORDS, SOFTCAP, SPAN, TILE,
             )  # fmt: skip
             m, l, acc = fold(m, l, acc, m2, l2, acc2)
-        store_result(out, lse, o_row * HQ + o_head, o_d, m_m, m_d, m, l, acc, D)
+        store_result(out, lse, o_row * HQ + o_head, o_d, m_m, m_d, m, l, acc, D, LSE)
     else:
         if (span < first_span) | (span * SPAN >= end):
             return
-        b_q = tl.load(p_q, mask=m_m[:, None] & m_d, other=0.0)
+        b_q = tl.load(p_q, mask=m_m[:, None] & m_d, other=0.0).to(k_cache.dtype.element_ty)
         m, l, acc = reduce_span(
             b_q, p_k, p_v, p_table, p_mask, span, prefix_len, end_full, end, end_row, k_page, k_slot, v_page, v_slot,
             scale, softcap, BM, D, BD, PAGE, WORDS, SOFTCAP, SPAN, TILE,
@@ -217,7 +218,7 @@ def tree_attention_fwd_kernel(
 def tree_attention_merge_kernel(
     prefix_lens, row_offsets, mask, out, lse, part_acc, part_ml, num_requests, num_rows,
     HQ: tl.constexpr, BH: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BB: tl.constexpr, WORDS: tl.constexpr,
-    WORDS_BLOCK: tl.constexpr, SPAN: tl.constexpr, UNROLL: tl.constexpr,
+    WORDS_BLOCK: tl.constexpr, SPAN: tl.constexpr, UNROLL: tl.constexpr, LSE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     o_b = tl.arange(0, BB)
@@ -244,26 +245,26 @@ def tree_attention_merge_kernel(
             l2 = tl.load(part_ml + o_p * 2 + 1, mask=there, other=0.0)
             acc2 = tl.load(part_acc + o_p[:, None] * D + o_d, mask=there[:, None] & m_d, other=0.0)
             m, l, acc = fold(m, l, acc, m2, l2, acc2)
-    store_result(out, lse, row.to(tl.int64) * HQ + o_h, o_d, m_h, m_d, m, l, acc, D)
+    store_result(out, lse, row.to(tl.int64) * HQ + o_h, o_d, m_h, m_d, m, l, acc, D, LSE)
 
 
 def tree_attention(
     q, k_cache, v_cache, page_table, prefix_lens, row_offsets, mask=None, scale=1.0, softcap=0.0, return_lse=False
 ):
-    """q [R, Hq, D] in the caches' dtype; the other shapes as in ssd.kernels.tree_attention. Returns (out, lse).
+    """As ssd.kernels.tree_attention; q is rounded to the caches' dtype.
 
     The number of spans follows page_table's width: hand over no more columns than the longest request needs.
     """
     (num_rows, num_heads, dim), (page_size, num_kv_heads) = q.shape, k_cache.shape[1:3]
-    if q.dtype != k_cache.dtype or v_cache.dtype != k_cache.dtype:
-        raise TypeError(f"q: got {q.dtype} with caches of {k_cache.dtype} and {v_cache.dtype}, wanted one dtype")
+    if q.dtype not in (k_cache.dtype, torch.float32) or v_cache.dtype != k_cache.dtype:
+        raise TypeError(f"q: got {q.dtype} and caches of {k_cache.dtype} and {v_cache.dtype}, wanted one dtype")
     if dim > 256 or q.stride(2) != 1 or k_cache.stride(3) != 1 or v_cache.stride(3) != 1:
         raise ValueError(f"q: got head dim {dim} and strides {q.stride()}, wanted at most 256 and contiguous heads")
     if mask is not None and not (mask.is_contiguous() and mask.shape[0] == num_rows and 1 <= mask.shape[1] <= 8):
         raise ValueError(f"mask: got shape {tuple(mask.shape)}, wanted contiguous [{num_rows}, 1 to 8]")
     group, num_requests = num_heads // num_kv_heads, prefix_lens.shape[0]
     out = torch.empty((num_rows, num_heads, dim), dtype=q.dtype, device=q.device)
-    lse = torch.empty((num_rows, num_heads), dtype=torch.float32, device=q.device)
+    lse = torch.empty((num_rows if return_lse else 0, num_heads), dtype=torch.float32, device=q.device)
     if num_rows == 0:
         return out, lse
     words = 0 if mask is None else 2 * mask.shape[1]
@@ -286,6 +287,7 @@ def tree_attention(
         "WORDS": words,
         "WORDS_BLOCK": triton.next_power_of_2(max(words, 1)),
         "SPAN": SPAN,
+        "LSE": return_lse,
     }
     tree_attention_fwd_kernel[tiles, num_kv_heads, 1 if fold_here else spans](
         q, k_cache, v_cache, page_table, prefix_lens, row_offsets, bits, out, lse, part_acc, part_ml,
