@@ -8,7 +8,14 @@ TORCH_LIBRARY(ssd, m) {
   m.def("num_threads() -> int");
   m.def("set_isa(str name) -> ()");
   m.def("isa() -> str");
+  // paged cache
+  m.def("rope_append(Tensor qkv, Tensor cos, Tensor sin, Tensor positions, Tensor slots, Tensor(a!) k_cache, Tensor(b!) v_cache) -> Tensor");
+  m.def("tree_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor page_table, Tensor prefix_lens, Tensor row_offsets, Tensor? mask, float scale, float softcap=0, bool return_lse=False) -> (Tensor, Tensor)");
   // dense
+  m.def("pack_linear(Tensor weight, str format) -> Tensor");
+  m.def("linear(Tensor x, Tensor packed, int n, Tensor? bias=None, Tensor? residual=None) -> Tensor");
+  m.def("linear_swiglu(Tensor x, Tensor packed, int n, Tensor? bias=None) -> Tensor");
+  m.def("embedding(Tensor ids, Tensor table) -> Tensor");
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)");
   // sampling

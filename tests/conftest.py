@@ -18,3 +18,14 @@ def isas():
             pass
     yield found
     torch.ops.ssd.set_isa("auto")
+
+
+@pytest.fixture(scope="session")
+def default_target():
+    """Folder of the default target, fetched once; skips where it cannot be had."""
+    from ssd.model.hub import resolve
+
+    try:
+        return resolve(progress=False)
+    except OSError as e:
+        pytest.skip(f"the default target is not to be had: {e}")

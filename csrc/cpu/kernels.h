@@ -2,8 +2,10 @@
 // Every entry is SPMD: all threads of a team call it with the same arguments.
 #pragma once
 #include <cstdint>
+#include <vector>
 
 #include "pool.h"
+#include "ssd/packed.h"
 #include "types.h"
 
 namespace ssd {
@@ -16,6 +18,57 @@ struct RmsNormArgs {  // y = (x + residual) / rms(x + residual) * weight; sum = 
   float* sum;             // [rows, n] or null
   int64_t rows, n;
   float eps;
+};
+
+struct LinearArgs {  // y = x W^T (+ bias) (+ residual); swiglu: silu(gate) * up, y of n / 2 columns
+  const float* x;         // [rows, k]
+  const void* w;          // packed, see ssd/packed.h
+  const float* bias;      // [n] or null
+  const float* residual;  // like y, or null
+  float* y;               // [rows, n] or [rows, n / 2]
+  int8_t* xq;             // scratch of int8: [rows, groups, 64]
+  float* xs;              // scratch of int8: [rows, groups]
+  int64_t rows, n, k;
+  Format format;
+  bool swiglu;
+};
+
+enum class Type { f32, bf16, f16 };
+
+// Rows of many requests over a paged cache: see attention.h. Strides in elements, the last one 1.
+struct AttentionArgs {
+  const void *q, *k, *v;      // q [R, Hq, D]; k, v [pages, page_size, Hkv, D]
+  void* out;                  // [R, Hq, D], contiguous, of q's type
+  float* lse;                 // [R, Hq] or null
+  const int32_t* page_table;  // [B, pages_per_request]
+  const int32_t *prefix_lens, *row_offsets;  // [B], [B + 1]
+  const int64_t* mask;        // [R, words] or null: causal
+  int64_t q_row, q_head, k_page, k_slot, k_head, v_page, v_slot, v_head, table_row;
+  int64_t requests, heads, kv_heads, head_dim, page_size, words;
+  Type q_type, kv_type;
+  float scale, softcap;
+};
+
+// What each thread does in one pass over the cache; made once for all layers.
+// Vector v of a KV head is row v / group of its request and query head v % group of that KV head.
+struct AttentionTask { int32_t request, kv_head, vec, n, span, spans; int64_t partial; };
+struct AttentionPlan {
+  std::vector<AttentionTask> tasks;  // one pass over `spans` spans from `span` on
+  std::vector<int32_t> bounds;       // tasks [bounds[i], bounds[i + 1]) belong to thread i
+  std::vector<AttentionTask> merges; // ordered merges of split passes
+  int64_t partials = 0;              // vectors of head_dim + 2 floats
+};
+AttentionPlan plan_attention(const AttentionArgs&, int threads);
+
+struct RopeArgs {
+  const float *qkv, *cos, *sin;  // [R, (Hq + 2 Hkv) D]; [positions, D / 2]
+  const int32_t* positions;      // [R]
+  const int64_t* slots;          // [R], page * page_size + offset, or -1: not stored
+  float* q;                      // [R, Hq, D]
+  void *k, *v;                   // [pages, page_size, Hkv, D], strides in elements
+  int64_t k_page, k_slot, k_head, v_page, v_slot, v_head;
+  int64_t rows, heads, kv_heads, head_dim, page_size;
+  Type kv_type;
 };
 
 struct SamplingParams {  // one entry a row, or a request
@@ -84,6 +137,9 @@ struct NoiseArgs {  // the words behind the noise
 
 struct Kernels {
   const char* isa;
+  void (*rope_append)(const RopeArgs&, Team&);
+  void (*attention)(const AttentionArgs&, const AttentionPlan&, float* partials, Team&);
+  void (*linear)(const LinearArgs&, Team&);
   void (*rms_norm)(const RmsNormArgs&, Team&);
   void (*sample)(const SampleArgs&, Team&);
   void (*top_f)(const TopFArgs&, Team&);

@@ -1,5 +1,8 @@
 // One table of kernels for the ISA named by SSD_ISA.
+#include "attention.h"
+#include "linear.h"
 #include "norm.h"
+#include "rope.h"
 #include "sampling.h"
 #include "verify.h"
 
@@ -10,6 +13,9 @@ namespace ssd {
 #define SSD_STR(isa) SSD_STR_(isa)
 const Kernels SSD_NAME(SSD_ISA) = {
     .isa = SSD_STR(SSD_ISA),
+    .rope_append = SSD_ISA::rope_append,
+    .attention = SSD_ISA::attention,
+    .linear = SSD_ISA::linear,
     .rms_norm = SSD_ISA::rms_norm,
     .sample = SSD_ISA::sample,
     .top_f = SSD_ISA::top_f,

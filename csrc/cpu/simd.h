@@ -2,13 +2,14 @@
 //
 // Three forms (AVX-512, AVX2, portable) with the same lane order and the same
 // rounding, so a kernel written on f32x16 gives the same bits on each of them.
-// Include with SSD_ISA set to the namespace of the form being compiled, and SSD_AVX512 or SSD_AVX2 defined for these
-// forms: __AVX2__ will not do, since g++ 12 reads a whole file before it heeds a target pragma.
+// Include with SSD_ISA set to the namespace of the form being compiled, and SSD_AVX2 or
+// SSD_AVX512 to 1 (g++ 12 does not define __AVX2__ after a target pragma).
 #pragma once
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#if defined(SSD_AVX512) || defined(SSD_AVX2)
+#include <type_traits>
+#if SSD_AVX2 || SSD_AVX512
 #include <immintrin.h>
 #endif
 #include "types.h"
@@ -18,7 +19,16 @@ namespace SSD_ISA {
 
 #define SSD_INLINE inline __attribute__((always_inline))
 
-#if defined(SSD_AVX512)
+// f(0), ..., f(N - 1) with constant indices, so that arrays of vectors stay in registers.
+template <int N, class F, int I = 0> SSD_INLINE void unroll(F&& f) {
+  if constexpr (I < N) {
+    f(std::integral_constant<int, I>{});
+    unroll<N, F, I + 1>(static_cast<F&&>(f));
+  }
+}
+#define SSD_EACH(i) [&](auto i) __attribute__((always_inline))
+
+#if SSD_AVX512
 
 struct f32x16 { __m512 v; };
 SSD_INLINE f32x16 zero() { return {_mm512_setzero_ps()}; }
@@ -66,7 +76,7 @@ SSD_INLINE void halves(f32x16 a, __m256& lo, __m256& hi) {
   hi = _mm512_extractf32x8_ps(a.v, 1);
 }
 
-#elif defined(SSD_AVX2)
+#elif SSD_AVX2
 
 struct f32x16 { __m256 lo, hi; };
 SSD_INLINE f32x16 zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }

@@ -1,0 +1,60 @@
+// The inner product of every matrix product here: RT rows by NP panels of 16 columns.
+//
+// y[r][16 p + i] is one chain of fused multiply-adds over k, ascending, from y0 or zero.
+// The chain of an element does not depend on RT, NP or the other rows.
+#pragma once
+#include "simd.h"
+
+namespace ssd {
+namespace SSD_ISA {
+
+#if SSD_AVX512
+constexpr int kRowTile = 12;
+#else
+constexpr int kRowTile = 6;  // 12 accumulators, 2 weights, 1 broadcast: 15 of 16 registers
+#endif
+
+SSD_INLINE f32x16 load_weight(const float* p) { return load(p); }
+SSD_INLINE f32x16 load_weight(const bf16* p) { return load_pairs(p); }
+
+template <class T, int RT, int NP, int kAhead = 0>
+SSD_INLINE void dot(const float* x, int64_t ldx, const T* w, int64_t panel, int64_t k_size, float* y, int64_t ldy) {
+  f32x16 acc[RT * NP];
+  unroll<RT * NP>(SSD_EACH(i) { acc[i] = zero(); });
+  for (int64_t k = 0; k < k_size; ++k)
+    unroll<NP>(SSD_EACH(p) {
+      const T* wp = w + p * panel + k * 16;
+      if constexpr (kAhead > 0) __builtin_prefetch((const char*)wp + kAhead);
+      const f32x16 v = load_weight(wp);
+      unroll<RT>(SSD_EACH(r) { acc[r * NP + p] = fma(set1(x[r * ldx + k]), v, acc[r * NP + p]); });
+    });
+  unroll<RT>(SSD_EACH(r) { unroll<NP>(SSD_EACH(p) { store(y + r * ldy + p * 16, acc[r * NP + p]); }); });
+}
+
+// f(integral_constant<rows>) for 1 <= rows <= kRowTile.
+template <int RT = kRowTile, class F> SSD_INLINE void with_rows(int rows, F&& f) {
+  if constexpr (RT > 0) {
+    if (rows == RT) return f(std::integral_constant<int, RT>{});
+    with_rows<RT - 1>(rows, static_cast<F&&>(f));
+  }
+}
+
+// y = x W for any number of rows and panels of fp32 in fast memory.
+SSD_INLINE void product(const float* x, int64_t ldx, int rows, const float* w, int64_t panel, int n_panels, int64_t k,
+                        float* y, int64_t ldy) {
+  const int tiles = (rows + kRowTile - 1) / kRowTile;
+  for (int t = 0; t < tiles; ++t) {
+    const int r0 = rows * t / tiles, n = rows * (t + 1) / tiles - r0;
+    with_rows(n, SSD_EACH(rt) {
+      constexpr int NP = rt * 2 * 2 <= kRowTile * 2 ? 2 : 1;
+      int p = 0;
+      for (; p + NP <= n_panels; p += NP)
+        dot<float, rt, NP>(x + r0 * ldx, ldx, w + p * panel, panel, k, y + r0 * ldy + 16 * p, ldy);
+      if (NP == 2 && p < n_panels)
+        dot<float, rt, 1>(x + r0 * ldx, ldx, w + p * panel, panel, k, y + r0 * ldy + 16 * p, ldy);
+    });
+  }
+}
+
+}  // namespace SSD_ISA
+}  // namespace ssd

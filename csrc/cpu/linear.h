@@ -1,0 +1,178 @@
+// Packed linear: y = x W^T (+ bias) (+ residual), or silu(gate) * up of interleaved panels.
+//
+// Every output element is one chain of fused multiply-adds over k, ascending, whatever
+// the number of rows, threads or lanes. int8: exact integer dot products over groups of
+// 64, one fma a group. A panel is read from memory once for all rows.
+#pragma once
+#include "dot.h"
+#include "kernels.h"
+#include "ssd/packed.h"
+
+namespace ssd {
+namespace SSD_ISA {
+
+SSD_INLINE int32_t load_dword(const int8_t* p) {
+  int32_t v;
+  std::memcpy(&v, p, 4);
+  return v;
+}
+
+// Integer dot products of 4 inputs for 16 outputs.
+#if SSD_AVX512
+struct i32x16 { __m512i v; };
+SSD_INLINE i32x16 izero() { return {_mm512_setzero_si512()}; }
+SSD_INLINE f32x16 to_f32(i32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
+struct Quad { __m512i w, corr; };
+// x + 128 is unsigned, as vpdpbusd wants it; 128 * sum(w) is taken off again (exact).
+SSD_INLINE Quad first_quad() { return {_mm512_setzero_si512(), _mm512_setzero_si512()}; }
+SSD_INLINE void load_quad(Quad& q, const int8_t* p) {
+  q.w = _mm512_loadu_si512(p);
+  q.corr = _mm512_dpbusd_epi32(q.corr, _mm512_set1_epi8(-128), q.w);
+}
+SSD_INLINE i32x16 dot4(const Quad& q, int32_t x, i32x16 acc) {
+  return {_mm512_dpbusd_epi32(acc.v, _mm512_set1_epi32(x ^ int(0x80808080)), q.w)};
+}
+SSD_INLINE i32x16 finish(const Quad& q, i32x16 a) { return {_mm512_sub_epi32(a.v, q.corr)}; }
+#elif SSD_AVX2
+struct i32x16 { __m256i lo, hi; };
+SSD_INLINE i32x16 izero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+SSD_INLINE f32x16 to_f32(i32x16 a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
+// |w| times x with the sign of w: pairs stay below 2^15, since both are within +-127 (exact).
+struct Quad { __m256i lo, hi, alo, ahi; };
+SSD_INLINE Quad first_quad() { return {izero().lo, izero().lo, izero().lo, izero().lo}; }
+SSD_INLINE void load_quad(Quad& q, const int8_t* p) {
+  q.lo = _mm256_loadu_si256((const __m256i*)p), q.hi = _mm256_loadu_si256((const __m256i*)p + 1);
+  q.alo = _mm256_abs_epi8(q.lo), q.ahi = _mm256_abs_epi8(q.hi);
+}
+SSD_INLINE i32x16 dot4(const Quad& q, int32_t x, i32x16 acc) {
+  const __m256i one = _mm256_set1_epi16(1), v = _mm256_set1_epi32(x);
+  __m256i lo = _mm256_maddubs_epi16(q.alo, _mm256_sign_epi8(v, q.lo));
+  __m256i hi = _mm256_maddubs_epi16(q.ahi, _mm256_sign_epi8(v, q.hi));
+  return {_mm256_add_epi32(acc.lo, _mm256_madd_epi16(lo, one)), _mm256_add_epi32(acc.hi, _mm256_madd_epi16(hi, one))};
+}
+SSD_INLINE i32x16 finish(const Quad&, i32x16 a) { return a; }
+#else
+struct i32x16 { int32_t v[16]; };
+SSD_INLINE i32x16 izero() { return {}; }
+SSD_INLINE f32x16 to_f32(i32x16 a) {
+  f32x16 r;
+  for (int i = 0; i < 16; ++i) r.v[i] = float(a.v[i]);
+  return r;
+}
+struct Quad { const int8_t* w; };
+SSD_INLINE Quad first_quad() { return {nullptr}; }
+SSD_INLINE void load_quad(Quad& q, const int8_t* p) { q.w = p; }
+SSD_INLINE i32x16 dot4(const Quad& q, int32_t x, i32x16 acc) {
+  int8_t b[4];
+  std::memcpy(b, &x, 4);
+  for (int i = 0; i < 16; ++i)
+    for (int j = 0; j < 4; ++j) acc.v[i] += int(q.w[4 * i + j]) * int(b[j]);
+  return acc;
+}
+SSD_INLINE i32x16 finish(const Quad&, i32x16 a) { return a; }
+#endif
+
+template <int RT, int NP>
+SSD_INLINE void dot_int8(const int8_t* x, int64_t ldx, const float* xs, int64_t n_groups, const int8_t* w, float* y) {
+  f32x16 acc[RT * NP];
+  unroll<RT * NP>(SSD_EACH(i) { acc[i] = zero(); });
+  for (int64_t g = 0; g < n_groups; ++g)
+    unroll<NP>(SSD_EACH(p) {
+      const int8_t* wg = w + (p * n_groups + g) * kGroupBytes;
+      const int8_t* xg = x + g * kGroup;
+      i32x16 sum[RT];
+      unroll<RT>(SSD_EACH(r) { sum[r] = izero(); });
+      Quad q = first_quad();
+      for (int j = 0; j < kGroup / 4; ++j) {
+        __builtin_prefetch(wg + 64 * j + 2 * kGroupBytes);
+        load_quad(q, wg + 64 * j);
+        unroll<RT>(SSD_EACH(r) { sum[r] = dot4(q, load_dword(xg + r * ldx + 4 * j), sum[r]); });
+      }
+      const f32x16 scale = load((const fp16*)(wg + kGroup * kPanel));
+      unroll<RT>(SSD_EACH(r) {
+        acc[r * NP + p] = fma(to_f32(finish(q, sum[r])), scale * set1(xs[r * n_groups + g]), acc[r * NP + p]);
+      });
+    });
+  unroll<RT * NP>(SSD_EACH(i) { store(y + i * kPanel, acc[i]); });
+}
+
+// Rows to int8 with one scale per 64 inputs (largest magnitude / 127), to nearest even.
+inline void quantise(const float* x, int64_t rows, int64_t k, int8_t* q, float* scales, Team& team) {
+  const int64_t n_groups = groups(k);
+  int64_t i0, i1;
+  team.share(rows * n_groups, i0, i1);
+  for (int64_t i = i0; i < i1; ++i) {
+    const int64_t r = i / n_groups, k0 = i % n_groups * kGroup;
+    const int n = int(std::min<int64_t>(kGroup, k - k0));
+    f32x16 v[4], top = zero();
+    for (int j = 0; j < 4; ++j) {
+      v[j] = n > 16 * j ? load_n(x + r * k + k0 + 16 * j, std::min(16, n - 16 * j)) : zero();
+      top = max(top, max(v[j], zero() - v[j]));
+    }
+    const float amax = reduce_max(top);
+    scales[i] = amax / 127.f;
+    const f32x16 inv = set1(amax > 0 ? 127.f / amax : 0.f), magic = set1(12582912.f);
+    for (int j = 0; j < 4; ++j) {
+      uint32_t t[16];
+      store((float*)t, fma(v[j], inv, magic));  // the integer, in the low bits
+      for (int l = 0; l < 16; ++l) q[i * kGroup + 16 * j + l] = int8_t(t[l]);
+    }
+  }
+}
+
+// One block of NP panels for RT rows from row r on: products, then the epilogue.
+template <class T, int RT, int NP> inline void linear_tile(const LinearArgs& a, int64_t r, int64_t p) {
+  float y[RT * NP * kPanel];
+  if constexpr (std::is_same_v<T, int8_t>) {
+    const int64_t g = groups(a.k);
+    dot_int8<RT, NP>(a.xq + r * g * kGroup, g * kGroup, a.xs + r * g, g, (const int8_t*)a.w + p * g * kGroupBytes, y);
+  } else {
+    dot<T, RT, NP, 1024>(a.x + r * a.k, a.k, (const T*)a.w + p * a.k * kPanel, a.k * kPanel, a.k, y, NP * kPanel);
+  }
+  for (int i = 0; i < RT; ++i)
+    for (int j = 0; j < NP; ++j) {
+      f32x16 v = load(y + (i * NP + j) * kPanel);
+      int64_t n0 = (p + j) * kPanel, ld = a.n;
+      int n = int(std::min<int64_t>(kPanel, a.n - n0));
+      if (a.bias) v = v + load_n(a.bias + n0, n);
+      if (a.swiglu) {  // panels 2 j and 2 j + 1: gate and up
+        if (j % 2 == 0) continue;
+        f32x16 gate = load(y + (i * NP + j - 1) * kPanel);
+        if (a.bias) gate = gate + load(a.bias + n0 - kPanel);
+        v = silu(gate) * v;
+        n0 = (p + j) / 2 * kPanel, ld = a.n / 2;
+        n = int(std::min<int64_t>(kPanel, ld - n0));
+      }
+      if (a.residual) v = v + load_n(a.residual + (r + i) * ld + n0, n);
+      store_n(a.y + (r + i) * ld + n0, v, n);
+    }
+}
+
+template <class T> inline void linear_typed(const LinearArgs& a, Team& team) {
+  const int64_t step = a.swiglu ? 2 : 1, blocks = panels(a.n) / step;
+  int64_t b0, b1;
+  team.share(blocks, b0, b1);
+  const int64_t tiles = (a.rows + kRowTile - 1) / kRowTile;
+  for (int64_t p = b0 * step, end = b1 * step; p < end;) {
+    const int np = a.rows == 1 && end - p >= 4 ? 4 : (a.rows <= 3 || a.swiglu) && end - p >= 2 ? 2 : 1;
+    for (int64_t t = 0; t < tiles; ++t) {
+      const int64_t r0 = a.rows * t / tiles, rows = a.rows * (t + 1) / tiles - r0;
+      if (np == 4) linear_tile<T, 1, 4>(a, r0, p);
+      else if (np == 2) with_rows(int(rows), SSD_EACH(rt) { linear_tile<T, rt, 2>(a, r0, p); });
+      else with_rows(int(rows), SSD_EACH(rt) { linear_tile<T, rt, 1>(a, r0, p); });
+    }
+    p += np;
+  }
+}
+
+inline void linear(const LinearArgs& a, Team& team) {
+  if (a.rows == 0) return;
+  if (a.format == Format::fp32) return linear_typed<float>(a, team);
+  if (a.format == Format::bf16) return linear_typed<bf16>(a, team);
+  quantise(a.x, a.rows, a.k, a.xq, a.xs, team);
+  team.barrier();
+  linear_typed<int8_t>(a, team);
+}
+
+}  // namespace SSD_ISA
+}  // namespace ssd

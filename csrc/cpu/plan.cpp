@@ -1,0 +1,50 @@
+// How one attention call is split among threads. The split never changes a result.
+#include <algorithm>
+
+#include "kernels.h"
+
+namespace ssd {
+
+AttentionPlan plan_attention(const AttentionArgs& a, int threads) {
+  constexpr int span = 256, block = 64;
+  const int group = int(a.heads / a.kv_heads);
+  AttentionPlan plan;
+  std::vector<AttentionTask> passes;
+  std::vector<int> keys;  // that each row of the request sees
+  for (int b = 0; b < a.requests; ++b) {
+    const int first = a.row_offsets[b], rows = a.row_offsets[b + 1] - first;
+    keys.assign(rows, a.prefix_lens[b]);
+    for (int t = 0; t < rows; ++t) {
+      if (!a.mask) keys[t] += t + 1;
+      for (int w = 0; a.mask && w < a.words; ++w) keys[t] += __builtin_popcountll(uint64_t(a.mask[(first + t) * a.words + w]));
+    }
+    for (int h = 0; h < a.kv_heads; ++h)
+      for (int v = 0; v < rows * group; v += block) {
+        const int n = std::min(block, rows * group - v);
+        const int most = *std::max_element(&keys[v / group], &keys[(v + n - 1) / group] + 1);
+        passes.push_back({b, h, v, n, 0, (most + span - 1) / span, -1});
+      }
+  }
+  const bool split = threads > 1 && int(passes.size()) < 4 * threads;
+  for (auto& p : passes) {
+    if (!split || p.spans < 2) {
+      plan.tasks.push_back(p);
+      continue;
+    }
+    p.partial = plan.partials;
+    plan.merges.push_back(p);
+    for (int s = 0; s < p.spans; ++s, plan.partials += p.n)
+      plan.tasks.push_back({p.request, p.kv_head, p.vec, p.n, s, 1, plan.partials});
+  }
+  int64_t total = 0, sum = 0;
+  for (auto& t : plan.tasks) total += int64_t(t.n + 2) * t.spans;
+  plan.bounds.assign(threads + 1, int(plan.tasks.size()));
+  plan.bounds[0] = 0;
+  for (int i = 0, r = 1; i < int(plan.tasks.size()); ++i) {
+    sum += int64_t(plan.tasks[i].n + 2) * plan.tasks[i].spans;
+    while (r < threads && sum * threads >= total * r) plan.bounds[r++] = i + 1;
+  }
+  return plan;
+}
+
+}  // namespace ssd

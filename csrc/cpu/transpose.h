@@ -1,0 +1,51 @@
+// Sixteen keys of D elements, wherever they lie, to one panel [D][16] of fp32.
+#pragma once
+#include "simd.h"
+
+namespace ssd {
+namespace SSD_ISA {
+
+#if SSD_AVX2 || SSD_AVX512
+SSD_INLINE __m256 load8(const float* p) { return _mm256_loadu_ps(p); }
+SSD_INLINE __m256 load8(const fp16* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
+SSD_INLINE __m256 load8(const bf16* p) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
+}
+// Eight rows of eight to eight columns, 16 floats apart.
+template <class T> SSD_INLINE void transpose8(const T* const* at, int64_t j, float* out) {
+  __m256 r[8], t[8];
+  unroll<8>(SSD_EACH(i) { r[i] = load8(at[i] + j); });
+  unroll<4>(SSD_EACH(i) {
+    t[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+    t[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+  });
+  unroll<2>(SSD_EACH(i) {
+    unroll<2>(SSD_EACH(h) {
+      r[4 * i + 2 * h] = _mm256_shuffle_ps(t[4 * i + h], t[4 * i + h + 2], 0x44);
+      r[4 * i + 2 * h + 1] = _mm256_shuffle_ps(t[4 * i + h], t[4 * i + h + 2], 0xee);
+    });
+  });
+  unroll<4>(SSD_EACH(c) {
+    _mm256_storeu_ps(out + 16 * c, _mm256_permute2f128_ps(r[c], r[c + 4], 0x20));
+    _mm256_storeu_ps(out + 16 * (c + 4), _mm256_permute2f128_ps(r[c], r[c + 4], 0x31));
+  });
+}
+#endif
+
+// Keys at[0..n), n <= 16; the columns of missing keys are zero.
+template <class T> inline void transpose16(const T** at, int n, int d, float* out) {
+  alignas(64) static const float nothing[256] = {};
+  for (int i = n; i < 16; ++i) at[i] = (const T*)nothing;
+  for (int j = 0; j < d; j += 8) {
+#if SSD_AVX2 || SSD_AVX512
+    transpose8(at, j, out + 16 * j);
+    transpose8(at + 8, j, out + 16 * j + 8);
+#else
+    for (int c = 0; c < 8; ++c)
+      for (int i = 0; i < 16; ++i) out[16 * (j + c) + i] = to_float(at[i][j + c]);
+#endif
+  }
+}
+
+}  // namespace SSD_ISA
+}  // namespace ssd

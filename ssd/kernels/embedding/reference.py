@@ -1,0 +1,2 @@
+def embedding(ids, table):
+    return table[ids].float()

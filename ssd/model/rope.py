@@ -1,0 +1,48 @@
+"""Rotary position embedding (Su et al., arXiv 2104.09864) with the scalings that Llama checkpoints use."""
+
+import math
+
+import torch
+
+from .config import LlamaConfig
+
+
+def rope_tables(config: LlamaConfig, max_positions: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin, float32 [max_positions, head_dim / 2], of position times inverse frequency.
+
+    A row depends on its position alone. With dynamic NTK scaling the frequencies of position p are those of a
+    sequence of max(p + 1, max_position_embeddings) tokens, which is what decoding token by token gives: a
+    sequence that grows keeps the keys that it has, and chunks of any size agree.
+    """
+    positions = torch.arange(config.max_positions if max_positions is None else max_positions)
+    angles = positions[:, None].float() * inverse_frequencies(config, positions)
+    return angles.cos(), angles.sin()
+
+
+def inverse_frequencies(config: LlamaConfig, positions: torch.Tensor) -> torch.Tensor:
+    """float32 [head_dim / 2], or [positions, head_dim / 2] where they depend on the position."""
+    rope, dim = config.rope, config.head_dim
+    exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
+    plain = 1.0 / rope.theta**exponents
+    if rope.type == "linear":
+        return plain / rope.factor
+    if rope.type == "dynamic":
+        trained = config.max_position_embeddings
+        lengths = (positions + 1).clamp_min(trained)[:, None]
+        stretch = (rope.factor * lengths / trained) - (rope.factor - 1)
+        theta = rope.theta * (stretch.double() ** (dim / (dim - 2))).float()  # far positions feel the last bit
+        return 1.0 / theta**exponents
+    if rope.type == "llama3":
+        return llama3_frequencies(config, plain)
+    return plain
+
+
+def llama3_frequencies(config: LlamaConfig, plain: torch.Tensor) -> torch.Tensor:
+    """Long waves are slowed by `factor`, short ones kept, those between blended by how often they fit the context."""
+    rope = config.rope
+    low, high, context = rope.low_freq_factor, rope.high_freq_factor, rope.original_max_positions
+    wave = 2 * math.pi / plain
+    blend = (context / wave - low) / (high - low)
+    slowed = plain / rope.factor
+    blended = (1 - blend) * slowed + blend * plain
+    return torch.where(wave > context / low, slowed, torch.where(wave < context / high, plain, blended))

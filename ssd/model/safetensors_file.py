@@ -1,0 +1,81 @@
+"""Safetensors files, read and written one tensor at a time so that no more than one is in memory.
+
+Format: 8 bytes length of the header, little-endian; the header, JSON {name: {dtype, shape, data_offsets}}; the data.
+"""
+
+import json
+import math
+import mmap
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+ITEM_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
+
+
+class SafetensorsFile:
+    """Raises ValueError that names the file when it is truncated or its header is not sound."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        size = self.path.stat().st_size
+        with open(self.path, "rb") as f:
+            length = int.from_bytes(f.read(8), "little")
+            if size < 8 or length > size - 8:
+                raise ValueError(f"{path} is truncated or no safetensors file: {size} bytes do not hold its header")
+            header = f.read(length)
+        try:
+            self.entries = {k: v for k, v in json.loads(header).items() if k != "__metadata__"}
+            ends = [self._check(**entry) for entry in self.entries.values()]
+        except (ValueError, TypeError, AttributeError) as e:
+            raise ValueError(f"{path} has a corrupt safetensors header: {e}") from None
+        self.start = 8 + length
+        if self.start + max(ends, default=0) > size:
+            raise ValueError(f"{path} is truncated: it has {size} bytes, its header tells of {self.start + max(ends)}")
+
+    @staticmethod
+    def _check(dtype: str, shape: list[int], data_offsets: list[int]) -> int:
+        begin, end = data_offsets
+        if any(type(n) is not int or n < 0 for n in [*shape, begin, end]):
+            raise ValueError("sizes and offsets must be whole numbers of at least 0")
+        wanted = math.prod(shape) * ITEM_BYTES.get(dtype, 1)
+        if end - begin != wanted:
+            raise ValueError(f"{end - begin} bytes for {dtype} {shape}, wanted {wanted}")
+        return end
+
+    def shape(self, name: str) -> list[int]:
+        return self.entries[name]["shape"]
+
+    def read(self, name: str) -> torch.Tensor:
+        """A tensor over a private mapping that ends with the tensor. Raises ValueError on a dtype not in DTYPES."""
+        dtype, shape, (begin, end) = (self.entries[name][k] for k in ("dtype", "shape", "data_offsets"))
+        if dtype not in DTYPES:
+            raise ValueError(f"tensor {name} in {self.path}: dtype {dtype}, wanted one of {', '.join(DTYPES)}")
+        if begin == end:
+            return torch.empty(shape, dtype=DTYPES[dtype])
+        skip = (self.start + begin) % mmap.ALLOCATIONGRANULARITY
+        with open(self.path, "rb") as f:
+            view = mmap.mmap(f.fileno(), skip + end - begin, access=mmap.ACCESS_COPY, offset=self.start + begin - skip)
+        raw = torch.frombuffer(view, dtype=torch.uint8, offset=skip)
+        if raw.data_ptr() % DTYPES[dtype].itemsize:
+            raw = raw.clone()
+        return raw.view(DTYPES[dtype]).view(shape)
+
+
+def write_safetensors(path: str | Path, shapes: dict[str, tuple[int, ...]], tensors: Iterable[np.ndarray]) -> None:
+    """Writes tensors as float32, taken one by one in the order of `shapes`. Raises ValueError on another shape."""
+    header, at = {"__metadata__": {"format": "pt"}}, 0
+    for name, shape in shapes.items():
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [at, at + 4 * math.prod(shape)]}
+        at += 4 * math.prod(shape)
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    with open(path, "wb") as f:
+        f.write(len(encoded).to_bytes(8, "little") + encoded)
+        for (name, shape), tensor in zip(shapes.items(), tensors, strict=True):
+            if tensor.shape != tuple(shape):
+                raise ValueError(f"tensor {name}: got shape {list(tensor.shape)}, wanted {list(shape)}")
+            f.write(np.ascontiguousarray(tensor, np.float32).data)

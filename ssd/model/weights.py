@@ -1,0 +1,198 @@
+"""The weights of a Llama: found, checked and packed, one tensor in memory at a time."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from .config import LlamaConfig, read_json
+from .safetensors_file import SafetensorsFile
+
+BLOCK = 16  # gate and up alternate in blocks of this many rows, which is also a panel of a packed weight
+CHUNK = 1 << 23  # elements that are float32 at a time
+Pack = Callable[[torch.Tensor], torch.Tensor]
+Rows = Callable[[int, int], torch.Tensor]  # rows i to j - 1 of a weight
+
+
+@dataclass
+class LayerWeights:
+    """One decoder layer. Packed: qkv (rows of q, k, v), o, gate_up (interleaved by BLOCK), down; biases may be None."""
+
+    attention_norm: torch.Tensor  # float32 [H]
+    qkv: torch.Tensor
+    qkv_bias: torch.Tensor | None  # float32 [(Hq + 2 Hkv) D]
+    o: torch.Tensor
+    o_bias: torch.Tensor | None  # float32 [H]
+    mlp_norm: torch.Tensor  # float32 [H]
+    gate_up: torch.Tensor
+    gate_up_bias: torch.Tensor | None  # float32 [2 I], interleaved as the rows are
+    down: torch.Tensor
+    down_bias: torch.Tensor | None  # float32 [H]
+
+
+@dataclass
+class Weights:
+    embedding: torch.Tensor  # [V, H]
+    layers: list[LayerWeights]
+    norm: torch.Tensor  # float32 [H]
+    lm_head: torch.Tensor  # packed
+
+
+class Checkpoint:
+    """The tensors of a folder with one or many safetensors files.
+
+    Raises ValueError that names the folder, file or tensor: no safetensors, an index that cannot be followed, a
+    truncated or corrupt file; `tensor`: a missing tensor, another shape than expected, NaN or infinite values.
+    """
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+        self.files = {path.name: SafetensorsFile(path) for path in self._paths()}
+        self.where = {name: file for file in self.files.values() for name in file.entries}
+
+    def _paths(self) -> list[Path]:
+        index = self.folder / "model.safetensors.index.json"
+        if index.is_file():
+            names = read_json(index).get("weight_map")
+            if not isinstance(names, dict) or any(Path(str(n)).name != n for n in names.values()):
+                raise ValueError(f"{index}: weight_map must give the file name of every tensor")
+            paths = [self.folder / name for name in sorted(set(names.values()))]
+        elif (single := self.folder / "model.safetensors").is_file():
+            paths = [single]
+        else:
+            paths = sorted(self.folder.glob("*.safetensors"))
+        if not paths:
+            raise ValueError(f"no *.safetensors in {self.folder}: convert the weights to safetensors first")
+        for path in paths:
+            if not path.is_file():
+                raise ValueError(f"{path} is missing, and {index.name} names it")
+        return paths
+
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        if name not in self.where:
+            raise ValueError(f"tensor {name} is missing in {self.folder}")
+        if self.where[name].shape(name) != list(shape):
+            raise ValueError(
+                f"tensor {name} in {self.where[name].path}: got shape {self.where[name].shape(name)}, "
+                f"wanted {list(shape)} by config.json"
+            )
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Checked; a view of the file in the file's dtype."""
+        self.check(name, shape)
+        tensor = self.where[name].read(name)
+        if tensor.numel() and not torch.isfinite(torch.stack(tensor.aminmax())).all():
+            raise ValueError(f"tensor {name} in {self.where[name].path} holds NaN or infinite values")
+        return tensor
+
+
+def tensor_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor that a checkpoint of this configuration must have."""
+    hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
+    q, kv = config.num_heads * dim, config.num_kv_heads * dim
+    linears = {"self_attn.q_proj": (q, hidden), "self_attn.k_proj": (kv, hidden), "self_attn.v_proj": (kv, hidden)}
+    linears |= {"self_attn.o_proj": (hidden, q), "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden)}
+    linears |= {"mlp.down_proj": (hidden, inner)}
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
+    for i in range(config.num_layers):
+        for name, shape in linears.items():
+            shapes[f"model.layers.{i}.{name}.weight"] = shape
+            if config.attention_bias if name.startswith("self") else config.mlp_bias:
+                shapes[f"model.layers.{i}.{name}.bias"] = shape[:1]
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            shapes[f"model.layers.{i}.{name}.weight"] = (hidden,)
+    shapes["model.norm.weight"] = (hidden,)
+    if not config.tie_word_embeddings:
+        shapes["lm_head.weight"] = (config.vocab_size, hidden)
+    return shapes
+
+
+def pad_rows(x: torch.Tensor) -> torch.Tensor:
+    """Zero rows up to a multiple of BLOCK."""
+    return x if len(x) % BLOCK == 0 else torch.cat([x, x.new_zeros(-len(x) % BLOCK, *x.shape[1:])])
+
+
+def interleave(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """Rows of gate and up in alternate blocks of BLOCK; a padded row of both gives silu(0) * 0 = 0."""
+    gate, up = pad_rows(gate), pad_rows(up)
+    return torch.stack([gate.unflatten(0, (-1, BLOCK)), up.unflatten(0, (-1, BLOCK))], 1).flatten(0, 2)
+
+
+def concatenated(parts: list[torch.Tensor]) -> Rows:
+    ends = torch.tensor([len(part) for part in parts]).cumsum(0).tolist()
+
+    def rows(i, j):
+        starts = [end - len(part) for part, end in zip(parts, ends, strict=True)]
+        return torch.cat([p[max(0, i - s) : max(0, j - s)] for p, s in zip(parts, starts, strict=True)])
+
+    return rows
+
+
+def pack_rows(rows: Rows, n: int, pack: Pack) -> torch.Tensor:
+    """pack of float32 rows(0, n), a few rows at a time: the first dimension of a packed weight counts panels of 16."""
+    k = rows(0, 1).shape[1]
+    step = max(2 * BLOCK, CHUNK // k // (2 * BLOCK) * 2 * BLOCK)
+    packed = None
+    for i in range(0, n, step):
+        part = pack(rows(i, min(i + step, n)).float().contiguous())
+        if n <= step:
+            return part
+        if packed is None:
+            packed = part.new_empty(-(-n // BLOCK), *part.shape[1:])
+        packed[i // BLOCK : i // BLOCK + len(part)] = part
+    return packed
+
+
+def load_weights(
+    config: LlamaConfig, folder: str | Path, pack: Pack, embedding_dtype: torch.dtype = torch.float32
+) -> Weights:
+    """Reads and packs a checkpoint; all names and shapes are checked before the first tensor is read.
+
+    pack: float32 [N, K] -> packed weight. Raises ValueError as Checkpoint does.
+    """
+    checkpoint, shapes = Checkpoint(folder), tensor_shapes(config)
+    for name, shape in shapes.items():
+        checkpoint.check(name, shape)
+
+    def get(name):
+        return checkpoint.tensor(name, shapes[name])
+
+    def vector(*names, join=torch.cat):
+        return join([get(name).float() for name in names]) if names[0] in shapes else None
+
+    def packed(*names):
+        parts = [get(name) for name in names]
+        return pack_rows(concatenated(parts), sum(map(len, parts)), pack)
+
+    def packed_pair(gate, up):
+        gate, up = get(gate), get(up)
+        n = 2 * (len(gate) + -len(gate) % BLOCK)
+        return pack_rows(lambda i, j: interleave(gate[i // 2 : -(-j // 2)], up[i // 2 : -(-j // 2)]), n, pack)
+
+    def packed_down(name):
+        down = get(name)
+        return pack_rows(lambda i, j: pad_rows(down[i:j].T).T, len(down), pack)
+
+    def layer(i):
+        attention, mlp = f"model.layers.{i}.self_attn.", f"model.layers.{i}.mlp."
+        qkv = [f"{attention}{x}_proj." for x in "qkv"]
+        pair = [f"{mlp}gate_proj.", f"{mlp}up_proj."]
+        return LayerWeights(
+            attention_norm=vector(f"model.layers.{i}.input_layernorm.weight"),
+            qkv=packed(*(x + "weight" for x in qkv)),
+            qkv_bias=vector(*(x + "bias" for x in qkv)),
+            o=packed(f"{attention}o_proj.weight"),
+            o_bias=vector(f"{attention}o_proj.bias"),
+            mlp_norm=vector(f"model.layers.{i}.post_attention_layernorm.weight"),
+            gate_up=packed_pair(*(x + "weight" for x in pair)),
+            gate_up_bias=vector(*(x + "bias" for x in pair), join=lambda biases: interleave(*biases)),
+            down=packed_down(f"{mlp}down_proj.weight"),
+            down_bias=vector(f"{mlp}down_proj.bias"),
+        )
+
+    # the largest first, while little else is in memory
+    lm_head = packed("model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight")
+    embedding = get("model.embed_tokens.weight").to(embedding_dtype, copy=True)
+    layers = [layer(i) for i in range(config.num_layers)]
+    return Weights(embedding, layers, vector("model.norm.weight"), lm_head)

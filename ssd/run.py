@@ -1,0 +1,220 @@
+"""python -m ssd.run "prompt": one answer, streamed; or a file of prompts, with a progress bar."""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+DEFAULT_TARGET = "SmolLM2-135M-Instruct"
+
+
+class BadInput(Exception):
+    """One sentence for the person who called."""
+
+
+@contextmanager
+def asked():
+    """Errors of what the person asked for, so that those of the program itself keep their traceback."""
+    try:
+        yield
+    except (ValueError, TypeError, ImportError) as e:
+        raise BadInput(str(e)) from e
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        raise BadInput(message)
+
+
+def parser() -> argparse.ArgumentParser:
+    p = Parser(prog="python -m ssd.run", description="Answers a prompt with a Llama-class model.", allow_abbrev=False)
+    p.add_argument("prompt", nargs="?", help="the user's message")
+    p.add_argument(
+        "--prompts", metavar="FILE", help="JSON lines, each an object with a `prompt`, instead of one prompt"
+    )
+    p.add_argument("--raw", action="store_true", help="continue the prompt as it stands, without the chat template")
+    p.add_argument(
+        "--mode", choices=("ar", "sd", "ssd", "auto"), default="ar", help="how tokens are made (%(default)s)"
+    )
+    p.add_argument("--target", default=DEFAULT_TARGET, help="folder or hub id of the model (%(default)s)")
+    p.add_argument("--dtype", choices=("bf16", "int8", "fp32"), default="bf16", help="weights (%(default)s)")
+    p.add_argument("--max-tokens", type=int, default=128, metavar="N", help="new tokens at most (%(default)s)")
+    p.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 takes the most probable token (0)")
+    p.add_argument("--top-p", type=float, default=1.0, metavar="X", help="in (0, 1]; 1 is off (1)")
+    p.add_argument("--top-k", type=int, default=0, metavar="N", help="0 is off (0)")
+    p.add_argument("--min-p", type=float, default=0.0, metavar="X", help="in [0, 1); 0 is off (0)")
+    p.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="same seed, same text (0); each prompt has its own noise"
+    )
+    p.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
+    p.add_argument("--ignore-eos", action="store_true", help="go on after the end of the answer")
+    p.add_argument("--batch", type=int, metavar="N", help="prompts of a file that decode together (8)")
+    p.add_argument("--threads", metavar="N|CORES", help="a number of threads, or cores such as 0,2 or 4-7 (all cores)")
+    p.add_argument("--json", metavar="FILE", help="write outputs and statistics here")
+    return p
+
+
+def threads(text: str | None) -> int | list[int] | None:
+    """ "3" is three threads; "0,2" and "4-7" are lists of cores."""
+    if text is None:
+        return None
+    try:
+        if text.isdecimal():
+            return int(text)
+        spans = [[int(end) for end in part.split("-")] for part in text.split(",")]
+        return [core for span in spans for core in range(span[0], span[-1] + 1)]
+    except ValueError:
+        raise BadInput(f"--threads: got {text!r}, wanted a number of threads, or cores such as 0,2 or 4-7") from None
+
+
+def read_prompts(path: str) -> list[tuple[str, str]]:
+    """(where it stands, prompt) for each line of a file of JSON objects; empty lines do not count."""
+    found = []
+    for number, line in enumerate(Path(path).read_bytes().split(b"\n"), 1):
+        where = f"{path} line {number}"
+        if not line.strip():
+            continue
+        try:
+            prompt = json.loads(line.decode()).get("prompt")
+        except (ValueError, AttributeError, RecursionError):
+            raise BadInput(f"{where}: is not a JSON object") from None
+        if not isinstance(prompt, str):
+            raise BadInput(f"{where}: got a prompt of {prompt!r}, wanted a text")
+        found.append((where, prompt))
+    if not found:
+        raise BadInput(f"{path}: holds no prompt")
+    return found
+
+
+def collect_prompts(args) -> list[tuple[str, str]]:
+    if (args.prompt is None) == (args.prompts is None):
+        raise BadInput("give one prompt, or --prompts FILE")
+    prompts = read_prompts(args.prompts) if args.prompts else [("prompt", args.prompt)]
+    for where, prompt in prompts:
+        if not prompt.strip():
+            raise BadInput(f"{where}: is empty, wanted some text")
+    return prompts
+
+
+def run(args) -> int:
+    if args.mode != "ar":
+        raise BadInput(f"--mode {args.mode} is not available in this version: use --mode ar")
+    cores, prompts = threads(args.threads), collect_prompts(args)
+    if args.json and (Path(args.json).is_dir() or not Path(args.json).absolute().parent.is_dir()):
+        raise BadInput(f"--json: cannot write {args.json}: wanted a file in a folder that is there")
+    with asked():
+        from ssd.runtime import LLM, SamplingParams
+
+        params = SamplingParams(
+            args.temperature, args.top_p, args.top_k, args.min_p, None, args.max_tokens, tuple(args.stop),
+            args.ignore_eos,
+        )  # fmt: skip
+        batch = min(8 if args.batch is None else args.batch, len(prompts))
+        llm = LLM(args.target, args.dtype, max_batch=batch, threads=cores, seed=args.seed)
+        ids = [llm.encode(p if args.raw else [{"role": "user", "content": p}], where) for where, p in prompts]
+    begin = time.perf_counter()
+    outputs = answer_file(llm, prompts, ids, params) if args.prompts else [answer(llm, ids[0], params)]
+    stats = llm.metrics.stats()
+    print(summary(stats, outputs, time.perf_counter() - begin), file=sys.stderr)
+    if args.json:
+        write_json(args, llm, prompts, outputs, stats)
+    return 0
+
+
+def answer(llm, ids, params):
+    """One answer, printed as it is decoded."""
+    from ssd.runtime import Output
+
+    chunks = []
+    for chunk in llm.stream(ids, params):
+        print(chunk.text, end="", flush=True)
+        chunks.append(chunk)
+    print(flush=True)
+    tokens = [token for chunk in chunks for token in chunk.token_ids]
+    return Output(ids, "".join(chunk.text for chunk in chunks), tokens, chunks[-1].finish_reason)
+
+
+def answer_file(llm, prompts, ids, params):
+    """All answers, each a JSON line in the order of the file, printed as soon as those before it are."""
+    from tqdm import tqdm
+
+    done, printed = {}, 0
+    with tqdm(total=len(ids), unit="prompt", disable=None) as bar:
+
+        def on_finish(i, output):
+            nonlocal printed
+            done[i] = output
+            bar.set_postfix_str(
+                f"{sum(len(o.token_ids) for o in done.values()) / bar.format_dict['elapsed']:.1f} tok/s"
+            )
+            bar.update()
+            while printed in done:
+                output = done[printed]
+                line = {"prompt": prompts[printed][1], "text": output.text, "finish_reason": output.finish_reason}
+                bar.write(json.dumps(line, ensure_ascii=False), file=sys.stdout)
+                printed += 1
+
+        return llm.generate(ids, params, on_finish)
+
+
+def summary(stats: dict, outputs: list, seconds: float) -> str:
+    tokens = sum(len(o.token_ids) for o in outputs)
+    speed = f"{stats['tokens_per_second']:.1f} tokens/s, " if stats["tokens_per_second"] else ""
+    prompts = f"{len(outputs)} prompts, " if len(outputs) > 1 else ""
+    prefill = f"prompt of {stats['prefill_tokens']} tokens in {stats['prefill_seconds']:.2f} s"
+    return f"[{prompts}{tokens} tokens in {seconds:.2f} s; decoding {speed}{prefill}]"
+
+
+def write_json(args, llm, prompts, outputs, stats) -> None:
+    config = {k: v for k, v in vars(args).items() if k not in ("prompt", "json", "mode", "batch")} | llm.describe()
+    results = [
+        {"prompt": prompt, "text": o.text, "token_ids": o.token_ids, "finish_reason": o.finish_reason}
+        for (_, prompt), o in zip(prompts, outputs, strict=True)
+    ]
+    text = json.dumps({"mode": args.mode, "config": config, "outputs": results, "stats": stats}, indent=2)
+    try:
+        Path(args.json).write_text(text + "\n")
+    except OSError as e:
+        raise BadInput(f"--json: cannot write {args.json}: {e.strerror}") from None
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit code: 0 done, 2 bad input (one sentence on stderr), 130 interrupted."""
+    try:
+        return run(parser().parse_args(argv))
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # whoever read the answer has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (BadInput, OSError, MemoryError) as e:
+        named = isinstance(e, OSError) and e.strerror
+        print(f"ssd: {f'{e.filename}: {e.strerror}' if named and e.filename else e}", file=sys.stderr)
+        return 2
+
+
+def stop_at_once() -> None:
+    """Ctrl-C ends the process even while an operator runs: Python itself would only see it when that returns."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write)
+
+    def watch():
+        while os.read(read, 1) != bytes([signal.SIGINT]):
+            pass
+        time.sleep(0.3)  # for an end in order
+        os._exit(130)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+if __name__ == "__main__":
+    stop_at_once()
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")
+    sys.exit(main())

@@ -1,0 +1,210 @@
+"""LLM: the public face of the engine. Prompts in, text out."""
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+
+import torch
+
+from ssd import kernels
+
+from .engine import Engine
+from .metrics import Metrics
+from .options import EngineOptions
+from .output import Chunk, Output
+from .sampling_params import SamplingParams
+from .sequence import Sequence
+from .text import TextStream
+from .threads import bind, cores_of
+
+Prompt = str | list[int] | list[dict]
+
+
+class LLM:
+    """A model ready to answer.
+
+    target: a folder, or the id of a model; None is the default target. dtype: "bf16", "int8" or "fp32" weights.
+    options: fields of EngineOptions. Calls may come from several threads; they take turns, pass by pass. Raises
+    ValueError or TypeError naming the argument, OSError where files cannot be read, MemoryError where the KV cache
+    does not fit.
+    """
+
+    def __init__(self, target: str | None = None, dtype: str = "bf16", **options):
+        from ssd.model import hub
+        from ssd.model.llama import Llama
+        from ssd.model.tokenizer import Tokenizer
+
+        checked = EngineOptions(**options)
+        bind(cores_of(checked.threads))
+        folder = hub.resolve(target)
+        self._set_up(Llama.load(folder, dtype), Tokenizer(folder), checked)
+
+    @classmethod
+    def from_model(cls, model, tokenizer, sample=kernels.sample, **options) -> "LLM":
+        """An LLM on a loaded model and tokenizer; sample: an operator in place of that of ssd.kernels."""
+        llm = cls.__new__(cls)
+        llm._set_up(model, tokenizer, EngineOptions(**options), sample)
+        return llm
+
+    def _set_up(self, model, tokenizer, options: EngineOptions, sample=kernels.sample) -> None:
+        self.tokenizer, self.options = tokenizer, options
+        self.max_model_len, kv_tokens = options.sizes(model.config.max_positions)
+        self.engine = Engine(
+            model, sample, model.config.eos_token_ids, max_batch=options.max_batch, max_model_len=self.max_model_len,
+            kv_tokens=kv_tokens, prefill_chunk=options.prefill_chunk,
+        )  # fmt: skip
+        self._lock = threading.Lock()
+        self._bound = threading.local()
+        self._requests = 0
+
+    @property
+    def metrics(self) -> Metrics:
+        return self.engine.metrics
+
+    def describe(self) -> dict:
+        """The sizes in use and the kernels' threads, for records of a run."""
+        return {
+            "max_batch": self.options.max_batch,
+            "max_model_len": self.max_model_len,
+            "kv_tokens": self.engine.kv.num_pages * self.engine.kv.page_size,
+            "prefill_chunk": self.options.prefill_chunk,
+            "seed": self.options.seed,
+            "num_threads": torch.ops.ssd.num_threads(),
+            "isa": torch.ops.ssd.isa(),
+        }
+
+    def generate(
+        self,
+        prompts: Prompt | list[Prompt],
+        params: SamplingParams | list[SamplingParams] | None = None,
+        on_finish: Callable[[int, Output], None] | None = None,
+    ) -> list[Output]:
+        """Answers in the order of the prompts.
+
+        prompts: a text (continued as it stands), token ids, the messages of a chat ({"role", "content"}, through the
+        chat template), or a list of these. params: for all, or one for each. on_finish(i, output) is called as
+        prompt i is done. Nothing runs before every prompt has been checked; on an exception all are cancelled.
+        """
+        if _is_one(prompts):
+            prompts = [prompts]
+        params = list(params) if isinstance(params, (list, tuple)) else [params] * len(prompts)
+        if len(params) != len(prompts):
+            raise ValueError(f"params: got {len(params)} for {len(prompts)} prompts, wanted one for each")
+        params = [_checked(p) for p in params]
+        ids = [self.encode(prompt, f"prompts[{i}]") for i, prompt in enumerate(prompts)]
+        sequences = [self._sequence(*pair) for pair in zip(ids, params, strict=True)]
+        outputs = [None] * len(prompts)
+        left = list(enumerate(sequences))
+        try:
+            with self._lock:
+                for sequence in sequences:
+                    self.engine.add(sequence)
+            while left:
+                with self._lock:
+                    self._pass()
+                done = [(i, s) for i, s in left if s.finish_reason]
+                if done:
+                    left = [(i, s) for i, s in left if not s.finish_reason]
+                for i, s in done:
+                    logprobs = s.logprobs if s.params.logprobs else None
+                    outputs[i] = Output(prompts[i], "".join(s.pieces), s.token_ids, s.finish_reason, logprobs)
+                    if on_finish:
+                        on_finish(i, outputs[i])
+        finally:
+            self._cancel(s for _, s in left)
+        return outputs
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
+        """The answer to one prompt, piece by piece. Closing the iterator cancels the request."""
+        return self._stream(self._sequence(self.encode(prompt), _checked(params)))
+
+    def _stream(self, sequence: Sequence) -> Iterator[Chunk]:
+        seen = 0
+        try:
+            with self._lock:
+                self.engine.add(sequence)
+            while True:
+                with self._lock:
+                    if len(sequence.pieces) == seen:
+                        self._pass()
+                    new = slice(seen, len(sequence.pieces))
+                    logprobs = sequence.logprobs[new] if sequence.params.logprobs else None
+                    chunk = Chunk(
+                        "".join(sequence.pieces[new]), sequence.token_ids[new], logprobs, sequence.finish_reason
+                    )
+                if chunk.token_ids:
+                    yield chunk
+                if chunk.finish_reason:
+                    return
+                seen = new.stop
+        finally:
+            self._cancel([sequence])
+
+    def _pass(self) -> None:
+        """One pass, in the thread that holds the lock."""
+        if not getattr(self._bound, "done", False):
+            bind(cores_of(self.options.threads))
+            self._bound.done = True
+        self.engine.step()
+
+    def _cancel(self, sequences) -> None:
+        with self._lock:
+            for sequence in sequences:
+                self.engine.cancel(sequence)
+
+    def _sequence(self, ids: list[int], params: SamplingParams) -> Sequence:
+        with self._lock:
+            seed = derived_seed(self.options.seed, self._requests) if params.seed is None else params.seed
+            self._requests += 1
+        text = TextStream(self.tokenizer.detokenizer(), params.stop)
+        return Sequence.start(ids, min(params.max_tokens, self.max_model_len - len(ids)), params, seed, text)
+
+    def encode(self, prompt: Prompt, name: str = "prompt") -> list[int]:
+        """The token ids of a prompt. Raises ValueError or TypeError, under that name, for one that cannot be served."""
+        if isinstance(prompt, str):
+            ids = self.tokenizer.encode(_unicode(prompt, name))
+        elif not isinstance(prompt, (list, tuple)):
+            raise TypeError(f"{name}: got {type(prompt).__name__}, wanted a text, token ids or chat messages")
+        elif prompt and isinstance(prompt[0], dict):
+            ids = self.tokenizer.encode(_unicode(self.tokenizer.chat(prompt), name), add_special_tokens=False)
+        else:
+            ids = list(prompt)
+            last = self.engine.model.config.vocab_size - 1
+            for token in ids:
+                if type(token) is not int or not 0 <= token <= last:
+                    raise ValueError(f"{name}: got token {token!r}, wanted integers from 0 to {last}")
+        if not ids:
+            raise ValueError(f"{name}: is empty, wanted at least one token")
+        if len(ids) >= self.max_model_len:
+            raise ValueError(
+                f"{name}: got {len(ids)} tokens, wanted at most {self.max_model_len - 1} "
+                f"in a context of {self.max_model_len}"
+            )
+        return ids
+
+
+def _unicode(text: str, name: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name}: got bytes that are not UTF-8") from None
+    return text
+
+
+def derived_seed(engine_seed: int, request: int) -> int:
+    """The 63-bit seed of a request that names none: BLAKE2b of both numbers, so that no two share their noise."""
+    digest = hashlib.blake2b(engine_seed.to_bytes(8, "little") + request.to_bytes(8, "little"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def _is_one(prompts) -> bool:
+    """Whether prompts is a single one: a text, token ids, or one chat."""
+    if not isinstance(prompts, (list, tuple)):
+        return True
+    return bool(prompts) and all(isinstance(p, (int, dict)) for p in prompts)
+
+
+def _checked(params: SamplingParams | None) -> SamplingParams:
+    if not isinstance(params, (SamplingParams, type(None))):
+        raise TypeError(f"params: got {type(params).__name__}, wanted SamplingParams")
+    return params or SamplingParams()

@@ -1,0 +1,29 @@
+"""What a caller gets."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Output:
+    """A finished request.
+
+    prompt: as it was given. text: without special tokens, cut before a stop string. token_ids: every token sampled,
+    an end-of-sequence token and the tokens of a stop string included. finish_reason: "stop" (end of sequence or a
+    stop string) or "length" (max_tokens or the end of the context). logprobs: one per token where asked for.
+    """
+
+    prompt: object
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    logprobs: list[float] | None = None
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A piece of a streamed answer: what came since the piece before. The texts together are Output.text."""
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[float] | None = None
+    finish_reason: str | None = None  # set in the last chunk

@@ -1,0 +1,69 @@
+"""One request while it is being served."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .sampling_params import SamplingParams
+from .text import TextStream
+
+
+@dataclass(eq=False)
+class Sequence:
+    """Tokens, pages and progress. tokens[:num_tokens] are known; the KV of the first num_cached stands in the pages.
+
+    The pass that brings num_cached to num_tokens samples the next token. So a decoding sequence has one known token
+    (the root) whose KV is not stored yet, and one that lost its pages would start again from num_cached = 0.
+    """
+
+    params: SamplingParams
+    seed: int
+    tokens: np.ndarray  # int64 [prompt_len + the most new tokens that it may get]
+    prompt_len: int
+    stream: TextStream
+    num_tokens: int
+    num_cached: int = 0
+    pages: list[int] = field(default_factory=list)
+    page_row: np.ndarray | None = None  # int32 [pages]
+    slots: np.ndarray | None = None  # int64 [pages * page_size]: physical slot of each index
+    pieces: list[str] = field(default_factory=list)  # text released by each sampled token
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    @classmethod
+    def start(cls, prompt_ids, max_tokens: int, params: SamplingParams, seed: int, stream: TextStream) -> "Sequence":
+        tokens = np.empty(len(prompt_ids) + max_tokens, np.int64)
+        tokens[: len(prompt_ids)] = prompt_ids
+        return cls(params, seed, tokens, len(prompt_ids), stream, len(prompt_ids))
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens sampled so far."""
+        return self.tokens[self.prompt_len : self.num_tokens].tolist()
+
+    @property
+    def decoding(self) -> bool:
+        """Whether only the root is left to compute: the next pass gives this request a token for one row."""
+        return bool(self.pieces) and self.num_tokens - self.num_cached == 1
+
+    def take_pages(self, pages: list[int], page_size: int) -> None:
+        self.pages = pages
+        self.page_row = np.asarray(pages, np.int32)
+        self.slots = (self.page_row[:, None].astype(np.int64) * page_size + np.arange(page_size)).ravel()
+
+    def append(self, token: int, logprob: float | None, eos_ids: frozenset[int]) -> None:
+        """One more token with the text that it releases, and the end of the request where this token is the last."""
+        self.tokens[self.num_tokens] = token
+        self.num_tokens += 1
+        if self.params.logprobs:
+            self.logprobs.append(logprob)
+        ends = token in eos_ids and not self.params.ignore_eos
+        piece = "" if ends else self.stream.add(token)
+        full = self.num_tokens == len(self.tokens)
+        if (ends or full) and not self.stream.stopped:
+            piece += self.stream.finish()
+        self.pieces.append(piece)
+        if ends or self.stream.stopped:
+            self.finish_reason = "stop"
+        elif full:
+            self.finish_reason = "length"

@@ -1,0 +1,33 @@
+"""The threads of the calling thread's kernels."""
+
+import os
+
+import torch
+
+from ssd.kernels import library  # noqa: F401  (loads torch.ops.ssd)
+
+CORES = tuple(sorted(os.sched_getaffinity(0)))  # of the process, before a lane pins its thread
+
+
+def cores_of(threads: int | list[int] | None) -> list[int] | None:
+    """What torch.ops.ssd.bind_threads takes: a core for each thread, -1 where the system may move it.
+
+    threads: None (the kernels' default: one for each core of the process), a number of threads, or a list of cores.
+    Raises ValueError for more threads than cores, and for a core that the process may not use or that comes twice.
+    """
+    if threads is None:
+        return None
+    if isinstance(threads, int) and not isinstance(threads, bool):
+        if not 1 <= threads <= len(CORES):
+            raise ValueError(f"threads: got {threads}, wanted 1 to {len(CORES)}, the cores of this process")
+        return [-1] * threads
+    cores = list(threads)
+    if not cores or len(set(cores)) < len(cores) or not set(cores) <= set(CORES):
+        raise ValueError(f"threads: got cores {cores}, wanted different ones out of {list(CORES)}")
+    return cores
+
+
+def bind(cores: list[int] | None) -> None:
+    """Give the calling thread its kernel threads; None leaves it as it is."""
+    if cores is not None:
+        torch.ops.ssd.bind_threads(cores)

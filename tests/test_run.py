@@ -1,0 +1,264 @@
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import tiny_checkpoint
+import torch
+from safetensors.torch import load_file, save_file
+
+from ssd.model import hub
+from ssd.run import DEFAULT_TARGET, BadInput, main, read_prompts, threads
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return tiny_checkpoint.write(tmp_path_factory.mktemp("tiny"))
+
+
+def call(capsys, *arguments):
+    """(exit code, stdout, stderr) of the command."""
+    code = main([str(a) for a in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def refused(capsys, *arguments):
+    """The one sentence of a refusal."""
+    code, out, err = call(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("ssd: ") and err.count("\n") == 1 and "Traceback" not in err
+    return err
+
+
+def test_answer_json_and_summary(tiny, tmp_path, capsys):
+    file = tmp_path / "out.json"
+    code, out, err = call(capsys, "héllo", "--target", tiny, "--max-tokens", 9, "--ignore-eos", "--json", file)
+    assert code == 0
+    report = json.loads(file.read_text())
+    assert set(report) == {"mode", "config", "outputs", "stats"} and report["mode"] == "ar"
+    (output,) = report["outputs"]
+    assert set(output) == {"prompt", "text", "token_ids", "finish_reason"}
+    assert output["prompt"] == "héllo" and output["text"] + "\n" == out
+    assert len(output["token_ids"]) == 9 and output["finish_reason"] == "length"
+    assert report["config"]["dtype"] == "bf16" and report["config"]["max_tokens"] == 9
+    stats = report["stats"]
+    assert stats["rounds"] == 8 and stats["decode_tokens"] == 8 and stats["mean_accepted_length"] == 1
+    assert stats["prefill_tokens"] == len(b"user\nh\xc3\xa9llo\nassistant\n") + 3
+    for key in (
+        "tokens_per_second prefill_seconds decode_seconds acceptance_rate acceptance_per_position hit_rate "
+        "recoveries verify_ms draft_ms wait_ms overhead_fraction bandwidth_fraction"
+    ).split():
+        assert key in stats
+    assert "9 tokens" in err and err.count("\n") == 1
+
+
+def test_same_seed_same_text_and_dtypes(tiny, capsys):
+    arguments = ("hi", "--target", tiny, "--max-tokens", 12, "--temperature", 1.0, "--ignore-eos", "--seed")
+    first = call(capsys, *arguments, 1)[1]
+    assert call(capsys, *arguments, 1)[1] == first != call(capsys, *arguments, 2)[1]
+    for dtype in ("fp32", "int8"):
+        assert call(capsys, *arguments, 1, "--dtype", dtype)[0] == 0
+
+
+def test_raw_leaves_the_template_out(tiny, tmp_path, capsys):
+    file = tmp_path / "out.json"
+    call(capsys, "abc", "--target", tiny, "--raw", "--max-tokens", 1, "--json", file)
+    assert json.loads(file.read_text())["stats"]["prefill_tokens"] == 3
+
+
+def test_file_of_prompts_equals_each_alone(tiny, tmp_path, capsys):
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.json"
+    texts = ["one", "zwei", "三", "four four four"]
+    prompts.write_text("\n\n".join(json.dumps({"prompt": t, "id": i}) for i, t in enumerate(texts)) + "\n")
+    options = ("--target", tiny, "--max-tokens", 10, "--ignore-eos")
+    code, stdout, _ = call(capsys, "--prompts", prompts, "--batch", 3, "--json", out, *options)
+    assert code == 0
+    outputs = json.loads(out.read_text())["outputs"]
+    assert [o["prompt"] for o in outputs] == texts
+    assert [json.loads(line)["text"] for line in stdout.splitlines()] == [o["text"] for o in outputs]
+    assert [o["text"] + "\n" for o in outputs] == [call(capsys, t, *options)[1] for t in texts]
+
+
+def test_stop(tiny, capsys):
+    options = ("hi", "--target", tiny, "--max-tokens", 30, "--ignore-eos", "--temperature", 1)
+    text = call(capsys, *options)[1]
+    cut = text[10:12]
+    assert call(capsys, *options, "--stop", cut)[1] == text[: text.index(cut)] + "\n"
+
+
+@pytest.mark.parametrize(
+    "arguments,message",
+    [
+        ([], "give one prompt, or --prompts FILE"),
+        (["hi", "--prompts", "x.jsonl"], "give one prompt, or --prompts FILE"),
+        ([""], "prompt: is empty"),
+        (["  "], "prompt: is empty"),
+        (["hi", "--mode", "ssd"], "--mode ssd is not available in this version"),
+        (["hi", "--mode", "magic"], "invalid choice: 'magic'"),
+        (["hi", "--unknown"], "unrecognized arguments: --unknown"),
+        (["hi", "--max-tokens", "0"], "max_tokens: got 0"),
+        (["hi", "--max-tokens", "many"], "invalid int value: 'many'"),
+        (["hi", "--temperature", "-1"], "temperature: got -1.0"),
+        (["hi", "--temperature", "nan"], "temperature: got nan"),
+        (["hi", "--top-p", "0"], "top_p: got 0.0"),
+        (["hi", "--top-p", "1.5"], "top_p: got 1.5"),
+        (["hi", "--top-k", "-3"], "top_k: got -3"),
+        (["hi", "--min-p", "1"], "min_p: got 1.0"),
+        (["hi", "--seed", "-1"], "seed: got -1"),
+        (["hi", "--stop", ""], "stop: got an empty string"),
+        (["hi", "--batch", "0"], "max_batch: got 0"),
+        (["hi", "--threads", "0"], "threads: got 0"),
+        (["hi", "--threads", "99999"], "threads: got 99999"),
+        (["hi", "--threads", "4-x"], "--threads: got '4-x'"),
+        (["hi", "--target", "/no/such/folder"], "no such folder: /no/such/folder"),
+        (["hi", "--json", "/no/such/folder/out.json"], "--json: cannot write"),
+        (["--prompts", "/no/such/file"], "/no/such/file: No such file or directory"),
+        (["\udcff"], "not UTF-8"),
+    ],
+)
+def test_bad_options(arguments, message, tiny, capsys):
+    target = [] if "--target" in arguments else ["--target", tiny]
+    assert message in refused(capsys, *arguments, *target)
+
+
+@pytest.mark.parametrize(
+    "line,message",
+    [
+        ('{"prompt": "a"', "line 3: is not a JSON object"),
+        ('"prompt"', "line 3: is not a JSON object"),
+        ('{"text": "a"}', "line 3: got a prompt of None"),
+        ('{"prompt": 5}', "line 3: got a prompt of 5"),
+        ('{"prompt": ""}', "line 3: is empty"),
+        ("[" * 100000, "line 3: is not a JSON object"),
+        (b"\xff\xfe", "line 3: is not a JSON object"),
+        (json.dumps({"prompt": "long " * 60}), "line 3: got 3"),
+    ],
+)
+def test_broken_line_of_a_prompts_file(line, message, tiny, tmp_path, capsys):
+    file = tmp_path / "prompts.jsonl"
+    file.write_bytes(b'{"prompt": "fine"}\n\n' + (line if isinstance(line, bytes) else line.encode()) + b"\n")
+    assert message in refused(capsys, "--prompts", file, "--target", tiny)
+
+
+def test_prompts_file_without_a_prompt(tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\n \n")
+    with pytest.raises(BadInput, match="holds no prompt"):
+        read_prompts(str(file))
+
+
+def test_bad_models(tiny, tmp_path, capsys):
+    def broken(name, **changes):
+        return tiny_checkpoint.write(tmp_path / name, **changes)
+
+    assert "MambaForCausalLM" in refused(
+        capsys, "hi", "--target", broken("arch", architectures=["MambaForCausalLM"], model_type="mamba")
+    )
+    folder = broken("tensors")
+    path, name = folder / "model.safetensors", "model.layers.1.mlp.up_proj.weight"
+    good = load_file(path)
+    for change, message in [
+        ({name: None}, name),
+        ({name: torch.zeros(3, 4)}, f"tensor {name}"),
+        ({name: torch.full_like(good[name], torch.nan)}, "NaN"),
+    ]:
+        save_file({k: v for k, v in (good | change).items() if v is not None}, path)
+        assert message in refused(capsys, "hi", "--target", folder)
+    path.write_bytes((tiny / "model.safetensors").read_bytes()[:-100])
+    assert "model.safetensors" in refused(capsys, "hi", "--target", folder)
+    (tiny / "tokenizer.json").rename(tiny / "gone")
+    assert "tokenizer.json" in refused(capsys, "hi", "--target", tiny)
+    (tiny / "gone").rename(tiny / "tokenizer.json")
+
+
+def test_prompt_longer_than_the_context(tiny, capsys):
+    assert "got 276 tokens, wanted at most 255" in refused(capsys, "x" * 257, "--target", tiny)
+
+
+def test_no_room_on_disk(tiny, capsys):
+    code, out, err = call(capsys, "hi", "--target", tiny, "--max-tokens", 2, "--json", "/dev/full")
+    assert (
+        code == 2
+        and out
+        and "--json: cannot write /dev/full: No space left on device" in err
+        and "Traceback" not in err
+    )
+
+
+def test_threads():
+    assert threads(None) is None and threads("3") == 3
+    assert threads("0,2") == [0, 2] and threads("4-6,9") == [4, 5, 6, 9] and threads("1-1") == [1]
+
+
+def start(*arguments, code="import sys; from ssd import run; run.stop_at_once(); sys.exit(run.main(sys.argv[1:]))"):
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def interrupt(process):
+    """(exit code, stderr, seconds until the end) after Ctrl-C, which comes with the first output."""
+    process.stdout.read(1)
+    begin = time.perf_counter()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    return process.returncode, err.decode(), time.perf_counter() - begin
+
+
+def test_ctrl_c_while_decoding(tmp_path):
+    endless = tiny_checkpoint.write(tmp_path / "endless", max_position_embeddings=1_000_000)
+    command = ("hi", "--target", endless, "--max-tokens", 999_000, "--ignore-eos", "--threads", 1)
+    code, err, seconds = interrupt(start(*command))
+    assert (code, err) == (130, "") and seconds < 5
+
+
+def test_ctrl_c_inside_an_operator():
+    code = """
+import torch
+from ssd.run import stop_at_once
+stop_at_once()
+a = torch.zeros(9000, 9000)
+print(flush=True)
+a @ a @ a @ a
+"""
+    code, _, seconds = interrupt(start(code=code))
+    assert code == 130 and seconds < 5
+
+
+def test_a_file_shows_its_progress_on_a_terminal(tiny, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "a"}\n' * 3)
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "ssd.run", "--prompts", prompts, "--target", tiny, "--max-tokens", "4"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs)
+    out = process.stdout.read().decode()
+    assert process.wait(60) == 0 and len(out.splitlines()) == 3
+    shown = os.read(ours, 1 << 16).decode()
+    assert "3/3" in shown and "tok/s" in shown and "3 prompts" in shown.splitlines()[-1]
+
+
+def test_default_target_is_that_of_the_hub():
+    assert DEFAULT_TARGET == hub.DEFAULT_TARGET
+
+
+def test_a_reader_that_has_seen_enough(tiny):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ssd.run", "hi", "--target", str(tiny), "--max-tokens", "200", "--ignore-eos"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.stdout.close()
+    err = process.stderr.read().decode()
+    assert process.wait(60) == 0 and "Traceback" not in err and "Exception" not in err
+
+
+def test_kernels_alone_leave_the_runtime_out():
+    code = "import sys, ssd.kernels; sys.exit(any(m.startswith(('ssd.runtime', 'ssd.model')) for m in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+    code = "import ssd; from ssd import LLM, SamplingParams; SamplingParams(); ssd.nothing"
+    done = subprocess.run([sys.executable, "-c", code], timeout=120, capture_output=True, text=True)
+    assert "module 'ssd' has no attribute 'nothing'" in done.stderr
