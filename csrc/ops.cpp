@@ -22,6 +22,15 @@ TORCH_LIBRARY(ssd, m) {
   // sampling
   m.def("sample(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, "
         "Tensor positions, bool logprobs=True) -> (Tensor, Tensor)");
+  m.def("top_f(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, "
+        "Tensor positions, int f, Tensor? exclude=None, Tensor? target_ids=None, int purpose=0) -> (Tensor, Tensor)");
+  m.def("probs(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p) -> Tensor");
+  m.def("verify_coupled(Tensor logits, Tensor row_offsets, Tensor tokens, Tensor parents, Tensor temperature, "
+        "Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, Tensor positions, bool logprobs=False) "
+        "-> (Tensor, Tensor, Tensor, Tensor)");
+  m.def("verify_rejection(Tensor logits, Tensor row_offsets, Tensor tokens, Tensor parents, Tensor kinds, Tensor? q, "
+        "Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, Tensor positions, "
+        "bool logprobs=False) -> (Tensor, Tensor, Tensor, Tensor)");
   m.def("noise_words(Tensor seeds, Tensor positions, int ids, int purpose=0) -> Tensor");
   m.def("philox(int[4] counter, int[2] key) -> int[]");
 }

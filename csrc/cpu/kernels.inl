@@ -4,6 +4,7 @@
 #include "norm.h"
 #include "rope.h"
 #include "sampling.h"
+#include "verify.h"
 
 namespace ssd {
 #define SSD_NAME_(isa) kernels_##isa
@@ -17,6 +18,9 @@ const Kernels SSD_NAME(SSD_ISA) = {
     .linear = SSD_ISA::linear,
     .rms_norm = SSD_ISA::rms_norm,
     .sample = SSD_ISA::sample,
+    .top_f = SSD_ISA::top_f,
+    .probs = SSD_ISA::probs,
+    .verify = SSD_ISA::verify,
     .noise = SSD_ISA::noise,
 };
 }  // namespace ssd

@@ -6,9 +6,13 @@ from .linear import linear, linear_swiglu, pack_linear
 from .norm import add_rms_norm, rms_norm
 from .rope_append import rope_append
 from .sample import noise_words, sample
+from .top_f import top_f
 from .tree_attention import tree_attention
+from .verify import Kind, Verified, probs, saguaro, verify_coupled, verify_rejection
 
 __all__ = [
+    "Kind",
+    "Verified",
     "add_rms_norm",
     "embedding",
     "kv_copy",
@@ -16,8 +20,13 @@ __all__ = [
     "linear_swiglu",
     "noise_words",
     "pack_linear",
+    "probs",
     "rms_norm",
     "rope_append",
+    "saguaro",
     "sample",
+    "top_f",
     "tree_attention",
+    "verify_coupled",
+    "verify_rejection",
 ]
