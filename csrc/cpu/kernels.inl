@@ -2,8 +2,10 @@
 #include "attention.h"
 #include "linear.h"
 #include "norm.h"
+#include "probe.h"
 #include "rope.h"
 #include "sampling.h"
+#include "verify.h"
 
 namespace ssd {
 #define SSD_NAME_(isa) kernels_##isa
@@ -16,7 +18,12 @@ const Kernels SSD_NAME(SSD_ISA) = {
     .attention = SSD_ISA::attention,
     .linear = SSD_ISA::linear,
     .rms_norm = SSD_ISA::rms_norm,
+    .probe_read = SSD_ISA::probe_read,
+    .probe_fma = SSD_ISA::probe_fma,
     .sample = SSD_ISA::sample,
+    .top_f = SSD_ISA::top_f,
+    .probs = SSD_ISA::probs,
+    .verify = SSD_ISA::verify,
     .noise = SSD_ISA::noise,
 };
 }  // namespace ssd

@@ -1,0 +1,43 @@
+// CPU form and registration of kv_copy: layers are shared out, the moves of a layer run in order.
+#include <torch/library.h>
+
+#include <cstring>
+
+#include "../check.h"
+#include "pool.h"
+
+namespace {
+using at::Tensor;
+
+void kv_copy(const Tensor& k, const Tensor& v, const Tensor& sources, const Tensor& targets) {
+  SSD_CHECK(k.dim() == 5, "k_cache: got shape ", k.sizes(), ", wanted [layers, pages, page_size, Hkv, D]");
+  SSD_CHECK(v.sizes() == k.sizes(), "v_cache: got shape ", v.sizes(), ", wanted that of k_cache, ", k.sizes());
+  SSD_CHECK_TYPE(v.scalar_type() == k.scalar_type(), "v_cache: got dtype ", v.scalar_type(), ", wanted that of k_cache, ",
+                 k.scalar_type());
+  SSD_CHECK(k.is_contiguous(), "k_cache: got strides ", k.strides(), ", wanted a contiguous tensor");
+  SSD_CHECK(v.is_contiguous(), "v_cache: got strides ", v.strides(), ", wanted a contiguous tensor");
+  ssd::check_dense(sources, "sources", at::kLong, 1);
+  ssd::check_dense(targets, "targets", at::kLong, 1);
+  const int64_t count = sources.size(0), slots = k.size(1) * k.size(2), layers = k.size(0);
+  SSD_CHECK(targets.size(0) == count, "targets: got ", targets.size(0), " elements, wanted ", count);
+  const int64_t *from = sources.const_data_ptr<int64_t>(), *to = targets.const_data_ptr<int64_t>();
+  for (int64_t i = 0; i < count; ++i) {
+    SSD_CHECK(from[i] < slots, "sources: got ", from[i], " at ", i, ", wanted at most ", slots - 1);
+    SSD_CHECK(to[i] < slots, "targets: got ", to[i], " at ", i, ", wanted at most ", slots - 1);
+  }
+  const size_t bytes = k.size(3) * k.size(4) * k.element_size();
+  char* caches[] = {static_cast<char*>(k.mutable_data_ptr()), static_cast<char*>(v.mutable_data_ptr())};
+  ssd::pool().run([&](ssd::Team& team) {
+    int64_t first, last;
+    team.share(2 * layers, first, last);
+    for (int64_t n = first; n < last; ++n) {
+      char* p = caches[n % 2] + n / 2 * slots * bytes;
+      for (int64_t i = 0; i < count; ++i)
+        if (from[i] >= 0 && to[i] >= 0) std::memmove(p + to[i] * bytes, p + from[i] * bytes, bytes);
+    }
+  });
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(ssd, CPU, m) { m.impl("kv_copy", kv_copy); }
