@@ -17,14 +17,18 @@ constexpr int kRowTile = 6;  // 12 accumulators, 2 weights, 1 broadcast: 15 of 1
 SSD_INLINE f32x16 load_weight(const float* p) { return load(p); }
 SSD_INLINE f32x16 load_weight(const bf16* p) { return load_pairs(p); }
 
-template <class T, int RT, int NP, int kAhead = 0>
-SSD_INLINE void dot(const float* x, int64_t ldx, const T* w, int64_t panel, int64_t k_size, float* y, int64_t ldy) {
+// What to fetch from memory during a product: `step` bytes of each panel for every k.
+struct Ahead { const char* p; int64_t step; };
+
+template <class T, int RT, int NP, bool kFetch = false>
+SSD_INLINE void dot(const float* x, int64_t ldx, const T* w, int64_t panel, int64_t k_size, float* y, int64_t ldy,
+                    Ahead ahead = {}) {
   f32x16 acc[RT * NP];
   unroll<RT * NP>(SSD_EACH(i) { acc[i] = zero(); });
-  for (int64_t k = 0; k < k_size; ++k)
+  for (int64_t k = 0; k < k_size; ++k, ahead.p += ahead.step)
     unroll<NP>(SSD_EACH(p) {
       const T* wp = w + p * panel + k * 16;
-      if constexpr (kAhead > 0) __builtin_prefetch((const char*)wp + kAhead);
+      if constexpr (kFetch) __builtin_prefetch(ahead.p + p * panel * sizeof(T));
       const f32x16 v = load_weight(wp);
       unroll<RT>(SSD_EACH(r) { acc[r * NP + p] = fma(set1(x[r * ldx + k]), v, acc[r * NP + p]); });
     });
