@@ -50,11 +50,11 @@ static __attribute__((noinline)) void product(const float* x, int64_t ldx, int r
   for (int t = 0; t < tiles; ++t) {
     const int r0 = rows * t / tiles, n = rows * (t + 1) / tiles - r0;
     with_rows(n, SSD_EACH(rt) {
-      constexpr int NP = rt <= kRowTile / 2 ? 2 : 1;
+      constexpr int NP = rt == 1 ? 4 : rt <= kRowTile / 2 ? 2 : 1;
       int p = 0;
       for (; p + NP <= n_panels; p += NP)
         dot<float, rt, NP>(x + r0 * ldx, ldx, w + p * panel, panel, k, y + r0 * ldy + 16 * p, ldy);
-      if (NP == 2 && p < n_panels)
+      for (; NP > 1 && p < n_panels; ++p)
         dot<float, rt, 1>(x + r0 * ldx, ldx, w + p * panel, panel, k, y + r0 * ldy + 16 * p, ldy);
     });
   }
