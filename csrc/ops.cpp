@@ -14,6 +14,9 @@ TORCH_LIBRARY(ssd, m) {
   // paged cache
   m.def("rope_append(Tensor qkv, Tensor cos, Tensor sin, Tensor positions, Tensor slots, Tensor(a!) k_cache, Tensor(b!) v_cache) -> Tensor");
   m.def("tree_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor page_table, Tensor prefix_lens, Tensor row_offsets, Tensor? mask, float scale, float softcap=0, bool return_lse=False) -> (Tensor, Tensor)");
+  // a whole forward pass; layers: attention norm, qkv, bias, o, bias, mlp norm, gate_up, bias, down, bias of each
+  m.def("llama_forward(Tensor ids, Tensor positions, Tensor slots, Tensor row_offsets, Tensor prefix_lens, Tensor page_table, Tensor? mask, Tensor logit_rows, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor embedding, Tensor[] layers, Tensor norm, Tensor lm_head, Tensor cos, Tensor sin, int heads, int inner_size, float eps, float scale) -> Tensor");
+  m.def("kv_copy(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor sources, Tensor targets) -> ()");
   // dense
   m.def("pack_linear(Tensor weight, str format) -> Tensor");
   m.def("linear(Tensor x, Tensor packed, int n, Tensor? bias=None, Tensor? residual=None) -> Tensor");
@@ -42,6 +45,15 @@ TORCH_LIBRARY(ssd, m) {
   // sampling
   m.def("sample(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, "
         "Tensor positions, bool logprobs=True) -> (Tensor, Tensor)");
+  m.def("top_f(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, "
+        "Tensor positions, int f, Tensor? exclude=None, Tensor? target_ids=None, int purpose=0) -> (Tensor, Tensor)");
+  m.def("probs(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p) -> Tensor");
+  m.def("verify_coupled(Tensor logits, Tensor row_offsets, Tensor tokens, Tensor parents, Tensor temperature, "
+        "Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, Tensor positions, bool logprobs=False) "
+        "-> (Tensor, Tensor, Tensor, Tensor)");
+  m.def("verify_rejection(Tensor logits, Tensor row_offsets, Tensor tokens, Tensor parents, Tensor kinds, Tensor? q, "
+        "Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, Tensor positions, "
+        "bool logprobs=False) -> (Tensor, Tensor, Tensor, Tensor)");
   m.def("noise_words(Tensor seeds, Tensor positions, int ids, int purpose=0) -> Tensor");
   m.def("philox(int[4] counter, int[2] key) -> int[]");
 }

@@ -91,7 +91,9 @@ struct SamplingParams {  // one entry a row, or a request
   const int64_t* seeds;
   const int64_t* positions;  // index in the sequence of the token being drawn
 };
-constexpr int64_t kNotFinite = -1, kAllMasked = -2;  // in place of a token: NaN or +inf logits; only -inf
+// Errors, in place of a token or a count: NaN or +inf among the logits; nothing but -inf; a row of q that is no
+// distribution; a proposed token to which q gives no probability.
+constexpr int64_t kNotFinite = -2, kAllMasked = -3, kNotNormal = -4, kNotProposed = -5;
 
 struct SampleArgs {
   const float* logits;  // [rows, vocab], rows `stride` apart
@@ -99,6 +101,42 @@ struct SampleArgs {
   SamplingParams params;
   int64_t* tokens;  // [rows]
   float* logprobs;  // [rows] or null
+};
+
+struct TopFArgs {
+  const float* logits;  // [rows, vocab], rows `stride` apart
+  int64_t stride, rows, vocab;
+  SamplingParams params;
+  const int64_t* target_ids;  // [vocab] or null: ids are the target's
+  const int64_t* exclude;     // [rows, excluded] of target ids, -1 for none
+  int64_t excluded, f;
+  uint32_t purpose;
+  int64_t* ids;   // [rows, f], best first, then -1
+  float* scores;  // [rows, f]
+};
+
+struct ProbsArgs {
+  const float* logits;  // [rows, vocab], rows `stride` apart
+  int64_t stride, rows, vocab;
+  SamplingParams params;  // seeds and positions are not read
+  float* probs;           // [rows, vocab]; an error is in the first of a row
+};
+
+struct VerifyArgs {
+  const float* logits;  // [rows, vocab], rows `stride` apart: of each request the root, then its nodes
+  int64_t stride, vocab;
+  const int32_t* row_offsets;  // [batch + 1]
+  const int32_t* tokens;       // [batch, nodes]
+  const int8_t* parents;       // [batch, nodes], -1 the root
+  int64_t batch, nodes;
+  SamplingParams params;  // one entry a request; position: of the token drawn at the root
+  const int8_t* kinds;    // [batch], or null for the coupled rule
+  const float* q;         // [rows, vocab], rows `q_stride` apart, or null
+  int64_t q_stride;
+  int8_t* path;       // [batch, nodes]: accepted nodes, then -1
+  int64_t* emitted;   // [batch, nodes + 1]: their tokens, the bonus token, then -1; the row of an error first
+  float* logprobs;    // [batch, nodes + 1] or null
+  int32_t* accepted;  // [batch]: how many, or an error
 };
 
 struct NoiseArgs {  // the words behind the noise
@@ -118,6 +156,9 @@ struct Kernels {
   void (*probe_read)(const ProbeReadArgs&, Team&);
   void (*probe_fma)(const ProbeFmaArgs&, Team&);
   void (*sample)(const SampleArgs&, Team&);
+  void (*top_f)(const TopFArgs&, Team&);
+  void (*probs)(const ProbsArgs&, Team&);
+  void (*verify)(const VerifyArgs&, Team&);
   void (*noise)(const NoiseArgs&, Team&);
 };
 

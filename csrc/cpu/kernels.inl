@@ -5,6 +5,7 @@
 #include "probe.h"
 #include "rope.h"
 #include "sampling.h"
+#include "verify.h"
 
 namespace ssd {
 #define SSD_NAME_(isa) kernels_##isa
@@ -20,6 +21,9 @@ const Kernels SSD_NAME(SSD_ISA) = {
     .probe_read = SSD_ISA::probe_read,
     .probe_fma = SSD_ISA::probe_fma,
     .sample = SSD_ISA::sample,
+    .top_f = SSD_ISA::top_f,
+    .probs = SSD_ISA::probs,
+    .verify = SSD_ISA::verify,
     .noise = SSD_ISA::noise,
 };
 }  // namespace ssd

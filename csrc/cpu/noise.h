@@ -32,14 +32,18 @@ SSD_INLINE void noise64(const Noise& n, int64_t first, u32x16 words[4]) {
   transpose(words);
 }
 
-// The words of any sixteen ids.
-SSD_INLINE u32x16 noise16(const Noise& n, const uint32_t ids[16]) {
+// The words of ids[i..i + 15], of an array of n.
+SSD_INLINE u32x16 noise16(const Noise& noise, const int64_t* ids, int64_t i, int64_t n) {
+  uint32_t block[16], word[16], all[4][16];
+  for (int j = 0; j < 16; ++j) {
+    uint32_t id = i + j < n ? uint32_t(ids[i + j]) : 0;
+    block[j] = id / 4, word[j] = id % 4;
+  }
   u32x16 words[4];
-  philox(n, shift_right<2>(load_u32(ids)), words);
-  uint32_t all[4][16];
+  philox(noise, load_u32(block), words);
   for (int j = 0; j < 4; ++j) store_u32(all[j], words[j]);
-  for (int i = 0; i < 16; ++i) all[0][i] = all[ids[i] % 4][i];
-  return load_u32(all[0]);
+  for (int j = 0; j < 16; ++j) block[j] = all[word[j]][j];
+  return load_u32(block);
 }
 
 SSD_INLINE f32x16 open_uniform(u32x16 word) {

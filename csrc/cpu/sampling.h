@@ -7,26 +7,31 @@
 namespace ssd {
 namespace SSD_ISA {
 
-// Calls visit(id, z - log E) in ascending order for every survivor that may score above bar, which visit may raise.
+// Calls visit(id, score) in ascending order for every token inside the cut (or, not inside, for every other one) that
+// may score above bar, which visit may raise. Score: z - log E, or z without noise. The noise is that of ids[token].
 template <class Visit>
-SSD_INLINE void scan_scores(const Row& r, const Noise& noise, const Cut& cut, const float& bar, Visit visit) {
+SSD_INLINE void scan_scores(const Row& r, const Noise* noise, const int64_t* ids, const Cut& cut, bool inside,
+                            const float& bar, Visit visit) {
+  float floor = inside ? cut.z : -INFINITY;
   for (int64_t i = 0; i < r.n; i += 64) {
     f32x16 z[4];
     for (int j = 0; j < 4; ++j) z[j] = scaled(r, i + 16 * j);
-    f32x16 low = set1(std::max(cut.z, bar + kMinLogE));  // no noise lifts a lesser z above bar
+    f32x16 low = set1(std::max(floor, bar + (noise ? kMinLogE : 0.f)));  // no noise lifts a lesser z above bar
     if (less(max(max(z[0], z[1]), max(z[2], z[3])), low) == 0xffff) continue;
     u32x16 words[4];
-    noise64(noise, i, words);
+    if (noise && !ids) noise64(*noise, i, words);
     for (int j = 0; j < 4; ++j) {
-      uint32_t m = less(set1(bar), score_bound(z[j], words[j])) & ~less(z[j], low);
+      uint32_t m = less(z[j], low) ^ 0xffff;
+      if (noise && ids && m) words[j] = noise16(*noise, ids, i + 16 * j, r.n);
+      if (noise && m) m &= less(set1(bar), score_bound(z[j], words[j]));
       if (!m) continue;
       float zs[16], scores[16];
       store(zs, z[j]);
-      store(scores, z[j] - log_exponential(words[j]));
+      store(scores, noise ? z[j] - log_exponential(words[j]) : z[j]);
       for (; m; m &= m - 1) {
         int lane = __builtin_ctz(m);
         int64_t id = i + 16 * j + lane;
-        if (scores[lane] > bar && cut.keeps(zs[lane], id)) visit(id, scores[lane]);
+        if (scores[lane] > bar && cut.keeps(zs[lane], id) == inside) visit(id, scores[lane]);
       }
     }
   }
@@ -36,28 +41,36 @@ SSD_INLINE void scan_scores(const Row& r, const Noise& noise, const Cut& cut, co
 inline int64_t coupled_token(const Row& r, const Noise& noise, const Cut& cut) {
   float best = -kMaxLogE;
   int64_t token = -1;
-  scan_scores(r, noise, cut, best, [&](int64_t id, float score) { token = id, best = score; });
+  scan_scores(r, &noise, nullptr, cut, true, best, [&](int64_t id, float score) { token = id, best = score; });
   return token;
 }
 
-// The token of row r under the parameters of entry e, drawn with the noise of `position`.
-// A negative token is an error: kNotFinite for NaN or +inf among the logits, kAllMasked for nothing but -inf.
-inline int64_t sample_row(const float* logits, int64_t n, const SamplingParams& s, int64_t e, int64_t position,
-                          float* logprob) {
-  Row r{logits, n, max_logit(logits, n), 1.f};
+// Sets up the row, and the survivors at a temperature above 0. Returns 0 or an error.
+inline int64_t open_row(const float* logits, int64_t n, const SamplingParams& s, int64_t e, Row& r, Cut& cut) {
+  r = {logits, n, max_logit(logits, n), 1.f};
   if (r.max != r.max) return kNotFinite;
   if (r.max == -INFINITY) return kAllMasked;
-  int64_t token;
   float t = s.temperature[e];
-  if (t == 0.f) {
-    token = first_max(logits, n, r.max);
-  } else {
-    r.inverse = std::min(1.f / t, std::numeric_limits<float>::max());
-    Noise noise{uint64_t(s.seeds[e]), uint32_t(position), kCoupled};
-    token = coupled_token(r, noise, filter(r, s.top_k[e], s.top_p[e], s.min_p[e]));
-  }
+  if (t == 0.f) return 0;
+  r.inverse = std::min(1.f / t, std::numeric_limits<float>::max());
+  cut = filter(r, s.top_k[e], s.top_p[e], s.min_p[e]);
+  return 0;
+}
+
+inline float logprob_of(Row r, int64_t token) {
   r.inverse = 1.f;
-  if (logprob) *logprob = float((logits[token] - r.max) - std::log(exp_sum(r)));
+  return float((r.logits[token] - r.max) - std::log(exp_sum(r)));
+}
+
+// The token of a row under the parameters of entry e, drawn with the noise of `position`; negative: an error.
+inline int64_t sample_row(const float* logits, int64_t n, const SamplingParams& s, int64_t e, int64_t position,
+                          float* logprob) {
+  Row r;
+  Cut cut;
+  if (int64_t error = open_row(logits, n, s, e, r, cut)) return error;
+  Noise noise{uint64_t(s.seeds[e]), uint32_t(position), kCoupled};
+  int64_t token = s.temperature[e] == 0.f ? first_max(logits, n, r.max) : coupled_token(r, noise, cut);
+  if (logprob) *logprob = logprob_of(r, token);
   return token;
 }
 
@@ -67,6 +80,41 @@ inline void sample(const SampleArgs& a, Team& team) {
   for (int64_t r = r0; r < r1; ++r)
     a.tokens[r] = sample_row(a.logits + r * a.stride, a.vocab, a.params, r, a.params.positions[r],
                              a.logprobs ? a.logprobs + r : nullptr);
+}
+
+// The f best of one row: survivors of the filters first, then the others.
+inline void top_f_row(const TopFArgs& a, int64_t row, int64_t* best, float* scores) {
+  std::fill(best, best + a.f, -1);
+  std::fill(scores, scores + a.f, -INFINITY);
+  Row r;
+  Cut cut;
+  if (int64_t error = open_row(a.logits + row * a.stride, a.vocab, a.params, row, r, cut)) {
+    best[0] = error;
+    return;
+  }
+  Noise noise{uint64_t(a.params.seeds[row]), uint32_t(a.params.positions[row]), a.purpose};
+  bool random = a.params.temperature[row] > 0.f;
+  const int64_t* exclude = a.exclude + row * a.excluded;
+  int64_t count = 0, first = 0;  // found, and where the present pass began
+  float bar = -INFINITY;
+  auto insert = [&](int64_t id, float score) {
+    if (a.target_ids) id = a.target_ids[id];
+    for (int64_t i = 0; i < a.excluded; ++i)
+      if (exclude[i] == id) return;
+    int64_t at = count < a.f ? count++ : a.f - 1;
+    for (; at > first && scores[at - 1] < score; --at) best[at] = best[at - 1], scores[at] = scores[at - 1];
+    best[at] = id, scores[at] = score;
+    if (count == a.f) bar = scores[a.f - 1];
+  };
+  scan_scores(r, random ? &noise : nullptr, a.target_ids, cut, true, bar, insert);
+  first = count;
+  if (count < a.f) scan_scores(r, random ? &noise : nullptr, a.target_ids, cut, false, bar, insert);
+}
+
+inline void top_f(const TopFArgs& a, Team& team) {
+  int64_t r0, r1;
+  team.share(a.rows, r0, r1);
+  for (int64_t r = r0; r < r1; ++r) top_f_row(a, r, a.ids + r * a.f, a.scores + r * a.f);
 }
 
 inline void noise(const NoiseArgs& a, Team& team) {

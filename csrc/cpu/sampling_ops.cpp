@@ -22,15 +22,67 @@ std::tuple<Tensor, Tensor> sample(const Tensor& logits, const Tensor& temperatur
   ssd::SampleArgs a{logits.const_data_ptr<float>(), logits.stride(0), rows, logits.size(1), params,
                     tokens.mutable_data_ptr<int64_t>(), logprobs ? scores.mutable_data_ptr<float>() : nullptr};
   ssd::pool().run([&](ssd::Team& team) { ssd::kernels().sample(a, team); });
-  for (int64_t r = 0; r < rows; ++r) ssd::check_drawn(a.tokens[r], r);
+  for (int64_t r = 0; r < rows; ++r) ssd::check_result(a.tokens[r], r);
   return {tokens, scores};
+}
+
+void check_purpose(int64_t purpose) {
+  SSD_CHECK(purpose >= 0 && purpose <= ssd::kProposal, "purpose: got ", purpose, ", wanted 0 to ", int(ssd::kProposal));
+}
+
+std::tuple<Tensor, Tensor> top_f(const Tensor& logits, const Tensor& temperature, const Tensor& top_k,
+                                 const Tensor& top_p, const Tensor& min_p, const Tensor& seeds, const Tensor& positions,
+                                 int64_t f, const std::optional<Tensor>& exclude,
+                                 const std::optional<Tensor>& target_ids, int64_t purpose) {
+  ssd::check_logits(logits);
+  int64_t rows = logits.size(0), vocab = logits.size(1);
+  auto params = ssd::sampling_params(temperature, top_k, top_p, min_p, seeds, positions, rows);
+  SSD_CHECK(f > 0 && f <= 1024, "f: got ", f, ", wanted 1 to 1024");
+  check_purpose(purpose);
+  if (exclude) {
+    ssd::check_dense(*exclude, "exclude", at::kLong, 2);
+    SSD_CHECK(exclude->size(0) == rows, "exclude: got ", exclude->size(0), " rows, wanted ", rows);
+  }
+  if (target_ids) {
+    ssd::check_entries(*target_ids, "target_ids", at::kLong, vocab);
+    ssd::check_values<int64_t>(*target_ids, "target_ids", "0 to 2^31 - 1",
+                               [](int64_t id) { return id >= 0 && id < (int64_t(1) << 31); });
+  }
+  Tensor ids = at::empty({rows, f}, at::kLong), scores = at::empty({rows, f}, at::kFloat);
+  ssd::TopFArgs a{logits.const_data_ptr<float>(),
+                  logits.stride(0),
+                  rows,
+                  vocab,
+                  params,
+                  target_ids ? target_ids->const_data_ptr<int64_t>() : nullptr,
+                  exclude ? exclude->const_data_ptr<int64_t>() : nullptr,
+                  exclude ? exclude->size(1) : 0,
+                  f,
+                  uint32_t(purpose),
+                  ids.mutable_data_ptr<int64_t>(),
+                  scores.mutable_data_ptr<float>()};
+  ssd::pool().run([&](ssd::Team& team) { ssd::kernels().top_f(a, team); });
+  for (int64_t r = 0; r < rows; ++r) ssd::check_result(a.ids[r * f], r);
+  return {ids, scores};
+}
+
+Tensor probs(const Tensor& logits, const Tensor& temperature, const Tensor& top_k, const Tensor& top_p,
+             const Tensor& min_p) {
+  ssd::check_logits(logits);
+  int64_t rows = logits.size(0), vocab = logits.size(1);
+  Tensor p = at::empty({rows, vocab}, at::kFloat);
+  ssd::ProbsArgs a{logits.const_data_ptr<float>(), logits.stride(0), rows, vocab,
+                   ssd::filter_params(temperature, top_k, top_p, min_p, rows), p.mutable_data_ptr<float>()};
+  ssd::pool().run([&](ssd::Team& team) { ssd::kernels().probs(a, team); });
+  for (int64_t r = 0; r < rows; ++r) ssd::check_result(std::min<int64_t>(a.probs[r * vocab], 0), r);
+  return p;
 }
 
 Tensor noise_words(const Tensor& seeds, const Tensor& positions, int64_t ids, int64_t purpose) {
   ssd::check_dense(seeds, "seeds", at::kLong, 1);
   ssd::check_positions(positions, seeds.size(0));
   SSD_CHECK(ids >= 0 && ids < (int64_t(1) << 32), "ids: got ", ids, ", wanted 0 to 2^32 - 1");
-  SSD_CHECK(purpose >= 0 && purpose <= ssd::kProposal, "purpose: got ", purpose, ", wanted 0 to ", int(ssd::kProposal));
+  check_purpose(purpose);
   Tensor words = at::empty({seeds.size(0), ids}, at::kLong);
   ssd::NoiseArgs a{seeds.const_data_ptr<int64_t>(), positions.const_data_ptr<int64_t>(), seeds.size(0), ids,
                    uint32_t(purpose), words.mutable_data_ptr<int64_t>()};
@@ -48,6 +100,8 @@ std::vector<int64_t> philox(at::IntArrayRef c, at::IntArrayRef k) {
 
 TORCH_LIBRARY_IMPL(ssd, CPU, m) {
   m.impl("sample", sample);
+  m.impl("top_f", top_f);
+  m.impl("probs", probs);
   m.impl("noise_words", noise_words);
 }
 TORCH_LIBRARY_IMPL(ssd, CompositeExplicitAutograd, m) { m.impl("philox", philox); }

@@ -11,6 +11,12 @@ uint64_t* key_scratch(int64_t n) {
   return keys.data();
 }
 
+float* float_scratch(int64_t n) {
+  thread_local std::vector<float> floats;
+  if (int64_t(floats.size()) < n) floats.resize(n);
+  return floats.data();
+}
+
 uint64_t keep_smallest(uint64_t* keys, int64_t n, int64_t k) {
   std::nth_element(keys, keys + k - 1, keys + n);
   return keys[k - 1];

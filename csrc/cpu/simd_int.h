@@ -5,7 +5,7 @@
 namespace ssd {
 namespace SSD_ISA {
 
-#if defined(SSD_AVX512)
+#if SSD_AVX512
 
 struct u32x16 { __m512i v; };
 SSD_INLINE u32x16 set1_u32(uint32_t x) { return {_mm512_set1_epi32((int)x)}; }
@@ -38,7 +38,7 @@ SSD_INLINE void transpose(u32x16 w[4]) {
   w[2].v = _mm512_unpacklo_epi64(b, d), w[3].v = _mm512_unpackhi_epi64(b, d);
 }
 
-#elif defined(SSD_AVX2)
+#elif SSD_AVX2
 
 struct u32x16 { __m256i lo, hi; };
 #define SSD_BOTH(f, ...) {f(a.lo, ##__VA_ARGS__), f(a.hi, ##__VA_ARGS__)}

@@ -1,21 +1,34 @@
 """Operators of SSD: reference, Triton and public function in one folder each, C++ and CUDA in csrc."""
 
 from .embedding import embedding
+from .kv_copy import kv_copy
 from .linear import linear, linear_swiglu, pack_linear
+from .llama_forward import llama_forward
 from .norm import add_rms_norm, rms_norm
 from .rope_append import rope_append
 from .sample import noise_words, sample
+from .top_f import top_f
 from .tree_attention import tree_attention
+from .verify import Kind, Verified, probs, saguaro, verify_coupled, verify_rejection
 
 __all__ = [
+    "Kind",
+    "Verified",
     "add_rms_norm",
     "embedding",
+    "kv_copy",
     "linear",
     "linear_swiglu",
+    "llama_forward",
     "noise_words",
     "pack_linear",
+    "probs",
     "rms_norm",
     "rope_append",
+    "saguaro",
     "sample",
+    "top_f",
     "tree_attention",
+    "verify_coupled",
+    "verify_rejection",
 ]

@@ -1,0 +1,168 @@
+// Verification of trees: the coupled walk, and rejection sampling (chains, trees without replacement, one-hot q).
+#pragma once
+#include "sampling.h"
+#include "ssd/tree.h"
+
+namespace ssd {
+namespace SSD_ISA {
+
+// Applies f to lanes of x, whose sum of results is returned.
+template <class F> SSD_INLINE double map_sum(float* x, int64_t n, F f) {
+  double total = 0;
+  for (int64_t i = 0; i < n; i += 1024) {
+    f32x16 s = zero();
+    for (int64_t j = i; j < n && j < i + 1024; j += 16) {
+      int m = int(std::min<int64_t>(n - j, 16));
+      f32x16 y = f(load_n(x + j, m), j, m);
+      store_n(x + j, y, m);
+      s = s + (m < 16 ? select((1u << m) - 1, y, zero()) : y);
+    }
+    total += reduce_add(s);
+  }
+  return total;
+}
+SSD_INLINE void scale(float* x, int64_t n, double by) {
+  map_sum(x, n, [c = set1(float(by))](f32x16 v, int64_t, int) { return v * c; });
+}
+
+// The processed distribution of one row. Returns 0 or an error.
+inline int64_t probs_row(const float* logits, int64_t n, const SamplingParams& s, int64_t e, float* p) {
+  Row r;
+  Cut cut;
+  if (int64_t error = open_row(logits, n, s, e, r, cut)) return error;
+  if (s.temperature[e] == 0.f) {
+    std::fill(p, p + n, 0.f);
+    p[first_max(logits, n, r.max)] = 1.f;
+    return 0;
+  }
+  double sum = map_sum(p, n, [&](f32x16, int64_t i, int) {
+    f32x16 z = scaled(r, i);
+    uint32_t keep = less(set1(cut.z), z), edge = ~(keep | less(z, set1(cut.z))) & 0xffff;
+    for (; edge; edge &= edge - 1)
+      if (i + __builtin_ctz(edge) <= cut.id) keep |= edge & -edge;
+    return select(keep, exp(z), zero());
+  });
+  scale(p, n, 1 / sum);
+  return 0;
+}
+
+inline void probs(const ProbsArgs& a, Team& team) {
+  int64_t r0, r1;
+  team.share(a.rows, r0, r1);
+  for (int64_t r = r0; r < r1; ++r)
+    if (int64_t error = probs_row(a.logits + r * a.stride, a.vocab, a.params, r, a.probs + r * a.vocab))
+      a.probs[r * a.vocab] = float(error);
+}
+
+// A draw from p: the greatest p / E. E >= w, so most tokens need no logarithm.
+inline int64_t draw(const float* p, int64_t n, const Noise& noise) {
+  float best = 0.f;
+  int64_t token = -1;
+  for (int64_t i = 0; i < n; i += 64) {
+    u32x16 words[4];
+    bool drawn = false;
+    for (int j = 0; j < 4 && i + 16 * j < n; ++j) {
+      int m16 = int(std::min<int64_t>(n - i - 16 * j, 16));
+      f32x16 v = load_n(p + i + 16 * j, m16);
+      uint32_t some = less(zero(), v);
+      if (!some) continue;
+      if (!drawn) noise64(noise, i, words), drawn = true;
+      f32x16 w = open_uniform(words[j]);
+      uint32_t m = some & less(set1(best * (1 - 0x1p-20f)) * w, v);
+      if (!m) continue;
+      float scores[16];
+      store(scores, v / (zero() - log1m(w)));
+      for (; m; m &= m - 1) {
+        int lane = __builtin_ctz(m);
+        if (scores[lane] > best) best = scores[lane], token = i + 16 * j + lane;
+      }
+    }
+  }
+  return token;
+}
+
+struct Step {
+  int child;      // the accepted child, or -1
+  int64_t token;  // its token, or the one that ends the walk; negative: an error
+};
+
+inline Step coupled_step(const VerifyArgs& a, int64_t b, int nodes, int node, int64_t row, int64_t position, float* logprob) {
+  int64_t token = sample_row(a.logits + row * a.stride, a.vocab, a.params, b, position, logprob);
+  if (token < 0) return {-1, token};
+  return {find_child(a.tokens + b * a.nodes, a.parents + b * a.nodes, nodes, node, token, 0), token};
+}
+
+// p <- (p - q)+ normalised; p stays where that sums to 0.
+inline void residual(float* p, float* q, int64_t n) {
+  double sum = 0;
+  float* r = q + n;
+  sum = map_sum(r, n, [&](f32x16, int64_t i, int m) { return max(load_n(p + i, m) - load_n(q + i, m), zero()); });
+  if (sum > 0) std::copy(r, r + n, p), scale(p, n, 1 / sum);
+}
+
+// x <- 0, the rest normalised. Returns false, and leaves p as it is, where nothing else is left.
+inline bool remove(float* p, int64_t n, int64_t x) {
+  float px = p[x];
+  p[x] = 0.f;
+  double sum = map_sum(p, n, [](f32x16 v, int64_t, int) { return v; });
+  if (!(sum > 0)) return p[x] = px, false;
+  scale(p, n, 1 / sum);
+  return true;
+}
+
+// Children in order: x is accepted if u < p(x) / q(x) (for a deterministic proposal q(x) = 1); else p becomes the
+// residual, and x leaves q. The token that ends the walk is drawn from what p has become.
+inline Step rejection_step(const VerifyArgs& a, int64_t b, int nodes, int node, int64_t row, int64_t position, float* logprob) {
+  const int64_t n = a.vocab;
+  float *p = float_scratch(3 * n), *q = p + n;
+  if (int64_t error = probs_row(a.logits + row * a.stride, n, a.params, b, p)) return {-1, error};
+  const int32_t* tokens = a.tokens + b * a.nodes;
+  const int8_t* parents = a.parents + b * a.nodes;
+  uint64_t seed = uint64_t(a.params.seeds[b]);
+  bool sampled = a.kinds[b] == kSampledKind, left = true;
+  int child = find_child(tokens, parents, nodes, node, -1, 0);
+  if (sampled && child >= 0) {
+    const float* source = a.q + row * a.q_stride;
+    double sum = map_sum(q, n, [&](f32x16, int64_t i, int m) { return load_n(source + i, m); });
+    if (!(std::abs(sum - 1) < 1e-3) || *std::min_element(q, q + n) < 0.f) return {-1, kNotNormal};
+  }
+  for (uint32_t number = 0; child >= 0 && left; child = find_child(tokens, parents, nodes, node, -1, child + 1), ++number) {
+    int64_t x = tokens[child];
+    if (sampled && !(q[x] > 0.f)) return {-1, kNotProposed};
+    if (ssd::open_uniform(noise_word(seed, uint32_t(position), number, kAccept)) < p[x] / (sampled ? q[x] : 1.f)) {
+      if (logprob) *logprob = logprob_of({a.logits + row * a.stride, n, max_logit(a.logits + row * a.stride, n), 1.f}, x);
+      return {child, x};
+    }
+    if (sampled) residual(p, q, n);
+    left = remove(sampled ? q : p, n, x);
+  }
+  int64_t token = draw(p, n, {seed, uint32_t(position), kResidual});
+  if (logprob) *logprob = logprob_of({a.logits + row * a.stride, n, max_logit(a.logits + row * a.stride, n), 1.f}, token);
+  return {-1, token};
+}
+
+inline void verify(const VerifyArgs& a, Team& team) {
+  int64_t b0, b1;
+  team.share(a.batch, b0, b1);
+  for (int64_t b = b0; b < b1; ++b) {
+    int nodes = a.row_offsets[b + 1] - a.row_offsets[b] - 1, node = -1;
+    int8_t* path = a.path + b * a.nodes;
+    int64_t* emitted = a.emitted + b * (a.nodes + 1);
+    std::fill(path, path + a.nodes, -1);
+    std::fill(emitted, emitted + a.nodes + 1, -1);
+    if (a.logprobs) std::fill(a.logprobs + b * (a.nodes + 1), a.logprobs + (b + 1) * (a.nodes + 1), -INFINITY);
+    for (int32_t depth = 0;; ++depth) {
+      int64_t row = a.row_offsets[b] + node + 1, position = a.params.positions[b] + depth;
+      float* logprob = a.logprobs ? a.logprobs + b * (a.nodes + 1) + depth : nullptr;
+      Step s = a.kinds ? rejection_step(a, b, nodes, node, row, position, logprob)
+                       : coupled_step(a, b, nodes, node, row, position, logprob);
+      a.accepted[b] = s.token < 0 ? int32_t(s.token) : depth;
+      emitted[s.token < 0 ? 0 : depth] = s.token < 0 ? row : s.token;
+      if (s.child < 0) break;
+      path[depth] = int8_t(node = s.child);
+    }
+  }
+}
+
+}  // namespace SSD_ISA
+}  // namespace ssd
