@@ -8,9 +8,15 @@ TORCH_LIBRARY(ssd, m) {
   m.def("num_threads() -> int");
   m.def("set_isa(str name) -> ()");
   m.def("isa() -> str");
+  // roofline of the cores: XOR of the 8-byte words of x; operations done by iterations of multiply-adds
+  m.def("probe_read(Tensor x) -> int");
+  m.def("probe_fma(int iterations) -> float");
   // paged cache
   m.def("rope_append(Tensor qkv, Tensor cos, Tensor sin, Tensor positions, Tensor slots, Tensor(a!) k_cache, Tensor(b!) v_cache) -> Tensor");
   m.def("tree_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor page_table, Tensor prefix_lens, Tensor row_offsets, Tensor? mask, float scale, float softcap=0, bool return_lse=False) -> (Tensor, Tensor)");
+  // a whole forward pass; layers: attention norm, qkv, bias, o, bias, mlp norm, gate_up, bias, down, bias of each
+  m.def("llama_forward(Tensor ids, Tensor positions, Tensor slots, Tensor row_offsets, Tensor prefix_lens, Tensor page_table, Tensor? mask, Tensor logit_rows, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor embedding, Tensor[] layers, Tensor norm, Tensor lm_head, Tensor cos, Tensor sin, int heads, int inner_size, float eps, float scale) -> Tensor");
+  m.def("kv_copy(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor sources, Tensor targets) -> ()");
   // dense
   m.def("pack_linear(Tensor weight, str format) -> Tensor");
   m.def("linear(Tensor x, Tensor packed, int n, Tensor? bias=None, Tensor? residual=None) -> Tensor");

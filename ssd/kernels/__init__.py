@@ -1,7 +1,9 @@
 """Operators of SSD: reference, Triton and public function in one folder each, C++ and CUDA in csrc."""
 
 from .embedding import embedding
+from .kv_copy import kv_copy
 from .linear import linear, linear_swiglu, pack_linear
+from .llama_forward import llama_forward
 from .norm import add_rms_norm, rms_norm
 from .rope_append import rope_append
 from .sample import noise_words, sample
@@ -14,8 +16,10 @@ __all__ = [
     "Verified",
     "add_rms_norm",
     "embedding",
+    "kv_copy",
     "linear",
     "linear_swiglu",
+    "llama_forward",
     "noise_words",
     "pack_linear",
     "probs",

@@ -43,7 +43,7 @@ def linear_swiglu(x: torch.Tensor, packed: torch.Tensor, n: int, bias: torch.Ten
 
 @torch.library.register_fake("ssd::pack_linear")
 def _(weight, format):
-    (n, k), panels = weight.shape, -(-weight.shape[0] // 16)
+    k, panels = weight.shape[1], -(-weight.shape[0] // 16)
     if format == "int8":
         return weight.new_empty(panels, -(-k // 64), 1056, dtype=torch.uint8)
     return weight.new_empty(panels, k, 16, dtype=torch.float32 if format == "fp32" else torch.bfloat16)
@@ -51,7 +51,7 @@ def _(weight, format):
 
 @torch.library.register_fake("ssd::linear")
 def _(x, packed, n, bias=None, residual=None):
-    return x.new_empty(x.shape[0], n)
+    return x.new_empty(x.shape[0], n, dtype=torch.float32)
 
 
 @torch.library.register_fake("ssd::linear_swiglu")

@@ -23,9 +23,9 @@ def add_rms_norm(
 
 @torch.library.register_fake("ssd::rms_norm")
 def _(x, weight, eps):
-    return torch.empty_like(x)
+    return x.new_empty(x.shape, dtype=weight.dtype)
 
 
 @torch.library.register_fake("ssd::add_rms_norm")
 def _(x, residual, weight, eps):
-    return torch.empty_like(x), torch.empty_like(x)
+    return x.new_empty(x.shape, dtype=weight.dtype), torch.empty_like(x)

@@ -27,4 +27,5 @@ def rope_append(
 @torch.library.register_fake("ssd::rope_append")
 def _(qkv, cos, sin, positions, slots, k_cache, v_cache):
     num_kv_heads, d = k_cache.shape[2:]
-    return qkv.new_empty(qkv.shape[0], qkv.shape[1] // d - 2 * num_kv_heads, d)
+    dtype = torch.float32 if qkv.device.type == "cpu" else k_cache.dtype
+    return qkv.new_empty(qkv.shape[0], qkv.shape[1] // d - 2 * num_kv_heads, d, dtype=dtype)
