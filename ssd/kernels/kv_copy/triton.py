@@ -1,5 +1,8 @@
+import torch
 import triton
 import triton.language as tl
+
+from ..check import check_dtypes
 
 
 @triton.jit
@@ -14,9 +17,11 @@ def kv_copy_kernel(k_cache, v_cache, sources, targets, count, layer, n, BLOCK: t
         m = m_n & (o_n * 0 + source >= 0) & (o_n * 0 + target >= 0)
         tl.store(p_k + target * n, tl.load(p_k + source * n, mask=m), mask=m)
         tl.store(p_v + target * n, tl.load(p_v + source * n, mask=m), mask=m)
+        tl.debug_barrier()  # the next move may read what another thread has just written
 
 
 def kv_copy(k_cache, v_cache, sources, targets):
+    check_dtypes(torch.int64, sources=sources, targets=targets)
     layers, n, count = k_cache.shape[0], k_cache.shape[3] * k_cache.shape[4], sources.shape[0]
     if count and layers:
         block = min(512, triton.next_power_of_2(n))

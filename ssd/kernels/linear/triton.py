@@ -11,6 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
+from ..check import check_dtypes
+
 GROUP = 64  # k that share a scale
 BLOCK = 16  # gate and up alternate in blocks of this many rows
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -124,7 +126,7 @@ def linear_merge_kernel(
 def pack_linear(weight, format):
     """[N, K] in the dtype of the format; int8: bytes [N * K] then float16 scales [N, K / 64], K padded to a 64."""
     if format in TORCH_DTYPES:
-        return weight.to(TORCH_DTYPES[format]).contiguous()
+        return weight.to(TORCH_DTYPES[format], copy=True).contiguous()
     if format != "int8":
         raise ValueError(f"format: got {format!r}, wanted one of {', '.join((*TORCH_DTYPES, 'int8'))}")
     groups = torch.nn.functional.pad(weight.float(), (0, -weight.shape[1] % GROUP)).unflatten(1, (-1, GROUP))
@@ -153,6 +155,7 @@ def tiles(rows, part, int8, swiglu):
 
 def launch(x, packed, n, bias, residual, swiglu):
     (rows, k), int8 = x.shape, packed.dtype == torch.uint8
+    check_dtypes(torch.float32, bias=bias, residual=residual)
     if x.stride(1) != 1 or (residual is not None and residual.stride(1) != 1):
         raise ValueError(f"x: got strides {x.stride()}, wanted contiguous rows, in x and residual")
     if int8:

@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from ..check import check_dtypes
+
 CHUNK = 4096
 ALL = tl.constexpr(0x7F7FFFFF)  # bits of the greatest finite -z: what a row without filters keeps
 NO_ID = tl.constexpr(0x7FFFFFFF)
@@ -239,6 +241,8 @@ def pick_kernel(
 
 def open_rows(logits, temperature, top_k, top_p, min_p, entries):
     """What every row needs: statistics float32 [rows, chunks, 2], cuts int32 [rows, 2], and the sizes of a launch."""
+    check_dtypes(torch.float32, temperature=temperature, top_p=top_p, min_p=min_p)
+    check_dtypes(torch.int32, top_k=top_k)
     if logits.dtype != torch.float32 or logits.dim() != 2 or logits.stride(1) != 1:
         raise ValueError(f"logits: got {logits.dtype} with strides {logits.stride()}, wanted float32, contiguous rows")
     rows, vocab = logits.shape
@@ -260,6 +264,7 @@ def open_rows(logits, temperature, top_k, top_p, min_p, entries):
 
 def draw(logits, temperature, top_k, top_p, min_p, seeds, positions, logprobs, entries=None, depths=None):
     """`sample`, or with entries and depths int32 [rows]: row r under parameters entries[r], depths[r] positions on."""
+    check_dtypes(torch.int64, seeds=seeds, positions=positions)
     (rows, vocab), device = logits.shape, logits.device
     stats, cuts, chunks, size = open_rows(logits, temperature, top_k, top_p, min_p, entries)
     tokens = torch.empty(rows, dtype=torch.int64, device=device)

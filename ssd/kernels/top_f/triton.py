@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..check import check_dtypes
 from ..sample.triton import NO_ID, load_top, open_rows, score_chunk
 
 
@@ -75,6 +76,7 @@ def top_f(
     logits, temperature, top_k, top_p, min_p, seeds, positions, f, exclude=None, target_ids=None, purpose=0
 ):
     (rows, vocab), device = logits.shape, logits.device
+    check_dtypes(torch.int64, seeds=seeds, positions=positions, exclude=exclude, target_ids=target_ids)
     if exclude is not None and not (exclude.is_contiguous() and exclude.shape[0] == rows):
         raise ValueError(f"exclude: got shape {tuple(exclude.shape)}, wanted contiguous [{rows}, any]")
     stats, cuts, chunks, size = open_rows(logits, temperature, top_k, top_p, min_p, None)

@@ -23,6 +23,8 @@ import torch
 import triton
 import triton.language as tl
 
+from ..check import check_dtypes
+
 SPAN, TILE = 256, 64
 FOLD_TILES = 264  # programs that fill a device: from here on a program folds its own spans
 
@@ -255,6 +257,8 @@ def tree_attention(
 
     The number of spans follows page_table's width: hand over no more columns than the longest request needs.
     """
+    check_dtypes(torch.int32, page_table=page_table, prefix_lens=prefix_lens, row_offsets=row_offsets)
+    check_dtypes(torch.int64, mask=mask)
     (num_rows, num_heads, dim), (page_size, num_kv_heads) = q.shape, k_cache.shape[1:3]
     if q.dtype not in (k_cache.dtype, torch.float32) or v_cache.dtype != k_cache.dtype:
         raise TypeError(f"q: got {q.dtype} and caches of {k_cache.dtype} and {v_cache.dtype}, wanted one dtype")

@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..check import check_dtypes
 from ..sample.triton import draw
 
 
@@ -55,6 +56,8 @@ def verify_coupled(
     logits, row_offsets, tokens, parents, temperature, top_k, top_p, min_p, seeds, positions, logprobs=False
 ):
     (batch, nodes), device = tokens.shape, logits.device
+    check_dtypes(torch.int32, row_offsets=row_offsets, tokens=tokens)
+    check_dtypes(torch.int8, parents=parents)
     if nodes > 64 or parents.shape != tokens.shape or tokens.stride(1) != 1 or parents.stride(1) != 1:
         raise ValueError(f"parents: got {tuple(parents.shape)} for tokens {tuple(tokens.shape)}, wanted [B, N <= 64]")
     entries, depths = torch.empty((2, logits.shape[0]), dtype=torch.int32, device=device)
