@@ -8,9 +8,14 @@ TORCH_LIBRARY(ssd, m) {
   m.def("num_threads() -> int");
   m.def("set_isa(str name) -> ()");
   m.def("isa() -> str");
+  // roofline of the cores: XOR of the 8-byte words of x; operations done by iterations of multiply-adds
+  m.def("probe_read(Tensor x) -> int");
+  m.def("probe_fma(int iterations) -> float");
   // paged cache
   m.def("rope_append(Tensor qkv, Tensor cos, Tensor sin, Tensor positions, Tensor slots, Tensor(a!) k_cache, Tensor(b!) v_cache) -> Tensor");
   m.def("tree_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor page_table, Tensor prefix_lens, Tensor row_offsets, Tensor? mask, float scale, float softcap=0, bool return_lse=False) -> (Tensor, Tensor)");
+  // a whole forward pass; layers: attention norm, qkv, bias, o, bias, mlp norm, gate_up, bias, down, bias of each
+  m.def("llama_forward(Tensor ids, Tensor positions, Tensor slots, Tensor row_offsets, Tensor prefix_lens, Tensor page_table, Tensor? mask, Tensor logit_rows, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor embedding, Tensor[] layers, Tensor norm, Tensor lm_head, Tensor cos, Tensor sin, int heads, int inner_size, float eps, float scale) -> Tensor");
   m.def("kv_copy(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor sources, Tensor targets) -> ()");
   // dense
   m.def("pack_linear(Tensor weight, str format) -> Tensor");
@@ -19,6 +24,24 @@ TORCH_LIBRARY(ssd, m) {
   m.def("embedding(Tensor ids, Tensor table) -> Tensor");
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)");
+  // speculation cache and mailbox; docs/protocol.md
+  m.def("spec_cache_layout(int[] sizes) -> int[]");
+  m.def("spec_cache_reset(Tensor(a!) cache, int[] sizes) -> ()");
+  m.def("spec_cache_assign(Tensor(a!) cache, int slot, int owner, Tensor tokens, Tensor? features) -> int");
+  m.def("spec_cache_free(Tensor(a!) cache, int slot) -> ()");
+  m.def("spec_cache_match_swap(Tensor(a!) cache, Tensor slots, Tensor path, Tensor accepted, Tensor emitted, "
+        "Tensor(b!) branch, Tensor(c!) taken, Tensor(d!) tokens, Tensor(e!) parents, Tensor(f!) kinds) -> ()");
+  m.def("spec_cache_post(Tensor(a!) cache, Tensor slots, Tensor path, Tensor accepted, Tensor emitted, Tensor branch, "
+        "Tensor taken, Tensor tokens, Tensor parents, Tensor? features, Tensor? row_offsets) -> ()");
+  m.def("spec_cache_publish(Tensor(a!) cache, Tensor slots, Tensor epochs, Tensor keys, Tensor tokens, "
+        "Tensor? parents, Tensor? counts, int kind) -> int");
+  m.def("spec_cache_extend(Tensor(a!) cache, Tensor slots, Tensor epochs, int first, Tensor tokens, "
+        "Tensor? parents, Tensor? counts) -> int");
+  m.def("spec_cache_wait_ready(Tensor cache, Tensor slots, int timeout_us) -> int");
+  m.def("spec_cache_wait_outcomes(Tensor cache, Tensor slots, Tensor seen, int timeout_us, Tensor(a!) records) "
+        "-> int");
+  m.def("spec_cache_read_log(Tensor cache, int slot, int born, int start, Tensor(a!) tokens) -> bool");
+  m.def("spec_cache_read_features(Tensor cache, int slot, int born, int start, Tensor(a!) features) -> bool");
   // sampling
   m.def("sample(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, "
         "Tensor positions, bool logprobs=True) -> (Tensor, Tensor)");

@@ -143,15 +143,14 @@ def answer_file(llm, prompts, ids, params):
     """All answers, each a JSON line in the order of the file, printed as soon as those before it are."""
     from tqdm import tqdm
 
-    done, printed = {}, 0
+    done, printed, tokens, begin = {}, 0, 0, time.perf_counter()
     with tqdm(total=len(ids), unit="prompt", disable=None) as bar:
 
         def on_finish(i, output):
-            nonlocal printed
+            nonlocal printed, tokens
             done[i] = output
-            bar.set_postfix_str(
-                f"{sum(len(o.token_ids) for o in done.values()) / bar.format_dict['elapsed']:.1f} tok/s"
-            )
+            tokens += len(output.token_ids)
+            bar.set_postfix_str(f"{tokens / (time.perf_counter() - begin):.1f} tok/s", refresh=False)
             bar.update()
             while printed in done:
                 output = done[printed]

@@ -85,6 +85,7 @@ def test_rope_rows_do_not_depend_on_the_length_of_the_table():
         ({"num_key_value_heads": 3}, "num_key_value_heads: got 3, wanted a divisor"),
         ({"hidden_size": 250}, "hidden_size: got 250, wanted a multiple"),
         ({"head_dim": 7}, "head_dim: got 7, wanted an even number"),
+        ({"eos_token_id": [1, "x"]}, "eos_token_id: got .*, wanted whole numbers"),
         ({"rms_norm_eps": 0}, "rms_norm_eps: got 0"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type 'yarn' is not supported: wanted one of"),
         ({"rope_scaling": {"type": "linear"}}, "factor is missing in rope_scaling of type 'linear'"),

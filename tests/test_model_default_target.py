@@ -133,11 +133,13 @@ def test_greedy_tokens_of_transformers(ours, theirs, tokenizer):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_greedy_tokens_of_transformers_at_length(ours, theirs, tokenizer):
     check_greedy(ours, theirs, tokenizer, PROMPTS, 200)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_weights_as_transformers_reads_them_from_the_gguf(default_target, transformers, theirs):
     pytest.importorskip("accelerate")  # transformers wants it to read a GGUF
     (gguf,) = default_target.glob("*.gguf")

@@ -1,10 +1,12 @@
+import fcntl
 import json
 import os
 import pty
 import signal
+import struct
 import subprocess
 import sys
-import time
+import termios
 
 import pytest
 import tiny_checkpoint
@@ -201,38 +203,40 @@ def start(*arguments, code="import sys; from ssd import run; run.stop_at_once();
 
 
 def interrupt(process):
-    """(exit code, stderr, seconds until the end) after Ctrl-C, which comes with the first output."""
+    """(exit code, stderr) after Ctrl-C, which comes with the first output; one that goes on runs into the timeout."""
     process.stdout.read(1)
-    begin = time.perf_counter()
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    return process.returncode, err.decode(), time.perf_counter() - begin
+    try:
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    return process.returncode, err.decode()
 
 
 def test_ctrl_c_while_decoding(tmp_path):
     endless = tiny_checkpoint.write(tmp_path / "endless", max_position_embeddings=1_000_000)
     command = ("hi", "--target", endless, "--max-tokens", 999_000, "--ignore-eos", "--threads", 1)
-    code, err, seconds = interrupt(start(*command))
-    assert (code, err) == (130, "") and seconds < 5
+    assert interrupt(start(*command)) == (130, "")
 
 
 def test_ctrl_c_inside_an_operator():
     code = """
-import torch
+import ctypes
 from ssd.run import stop_at_once
 stop_at_once()
-a = torch.zeros(9000, 9000)
 print(flush=True)
-a @ a @ a @ a
+mutex = ctypes.create_string_buffer(64)
+for _ in range(2):  # the second call never returns, and no signal ends it
+    ctypes.CDLL(None).pthread_mutex_lock(mutex)
 """
-    code, _, seconds = interrupt(start(code=code))
-    assert code == 130 and seconds < 5
+    assert interrupt(start(code=code)) == (130, "")
 
 
 def test_a_file_shows_its_progress_on_a_terminal(tiny, tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "a"}\n' * 3)
     ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     command = [sys.executable, "-m", "ssd.run", "--prompts", prompts, "--target", tiny, "--max-tokens", "4"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs)
     out = process.stdout.read().decode()
@@ -257,8 +261,12 @@ def test_a_reader_that_has_seen_enough(tiny):
 
 
 def test_kernels_alone_leave_the_runtime_out():
-    code = "import sys, ssd.kernels; sys.exit(any(m.startswith(('ssd.runtime', 'ssd.model')) for m in sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
-    code = "import ssd; from ssd import LLM, SamplingParams; SamplingParams(); ssd.nothing"
+    code = """
+import sys, ssd.kernels
+assert not any(name.startswith(("ssd.runtime", "ssd.model")) for name in sys.modules)
+from ssd import LLM, SamplingParams
+SamplingParams()
+ssd.nothing
+"""
     done = subprocess.run([sys.executable, "-c", code], timeout=120, capture_output=True, text=True)
-    assert "module 'ssd' has no attribute 'nothing'" in done.stderr
+    assert done.stderr.strip().endswith("module 'ssd' has no attribute 'nothing'")

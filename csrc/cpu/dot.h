@@ -40,13 +40,13 @@ template <int RT = kRowTile, class F> SSD_INLINE void with_rows(int rows, F&& f)
 }
 
 // y = x W for any number of rows and panels of fp32 in fast memory.
-SSD_INLINE void product(const float* x, int64_t ldx, int rows, const float* w, int64_t panel, int n_panels, int64_t k,
+static __attribute__((noinline)) void product(const float* x, int64_t ldx, int rows, const float* w, int64_t panel, int n_panels, int64_t k,
                         float* y, int64_t ldy) {
   const int tiles = (rows + kRowTile - 1) / kRowTile;
   for (int t = 0; t < tiles; ++t) {
     const int r0 = rows * t / tiles, n = rows * (t + 1) / tiles - r0;
     with_rows(n, SSD_EACH(rt) {
-      constexpr int NP = rt * 2 * 2 <= kRowTile * 2 ? 2 : 1;
+      constexpr int NP = rt <= kRowTile / 2 ? 2 : 1;
       int p = 0;
       for (; p + NP <= n_panels; p += NP)
         dot<float, rt, NP>(x + r0 * ldx, ldx, w + p * panel, panel, k, y + r0 * ldy + 16 * p, ldy);

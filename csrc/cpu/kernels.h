@@ -20,6 +20,18 @@ struct RmsNormArgs {  // y = (x + residual) / rms(x + residual) * weight; sum = 
   float eps;
 };
 
+struct ProbeReadArgs {  // result[rank] = XOR of the 8-byte words that the thread read
+  const char* data;
+  int64_t lines;  // of 64 bytes
+  uint64_t* result;
+};
+
+struct ProbeFmaArgs {  // flops[rank]: operations done; result keeps them from being left out
+  int64_t iterations;
+  float* result;
+  double* flops;
+};
+
 struct LinearArgs {  // y = x W^T (+ bias) (+ residual); swiglu: silu(gate) * up, y of n / 2 columns
   const float* x;         // [rows, k]
   const void* w;          // packed, see ssd/packed.h
@@ -141,6 +153,8 @@ struct Kernels {
   void (*attention)(const AttentionArgs&, const AttentionPlan&, float* partials, Team&);
   void (*linear)(const LinearArgs&, Team&);
   void (*rms_norm)(const RmsNormArgs&, Team&);
+  void (*probe_read)(const ProbeReadArgs&, Team&);
+  void (*probe_fma)(const ProbeFmaArgs&, Team&);
   void (*sample)(const SampleArgs&, Team&);
   void (*top_f)(const TopFArgs&, Team&);
   void (*probs)(const ProbsArgs&, Team&);

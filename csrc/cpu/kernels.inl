@@ -2,6 +2,7 @@
 #include "attention.h"
 #include "linear.h"
 #include "norm.h"
+#include "probe.h"
 #include "rope.h"
 #include "sampling.h"
 #include "verify.h"
@@ -17,6 +18,8 @@ const Kernels SSD_NAME(SSD_ISA) = {
     .attention = SSD_ISA::attention,
     .linear = SSD_ISA::linear,
     .rms_norm = SSD_ISA::rms_norm,
+    .probe_read = SSD_ISA::probe_read,
+    .probe_fma = SSD_ISA::probe_fma,
     .sample = SSD_ISA::sample,
     .top_f = SSD_ISA::top_f,
     .probs = SSD_ISA::probs,

@@ -73,7 +73,8 @@ SSD_INLINE i32x16 finish(const Quad&, i32x16 a) { return a; }
 #endif
 
 template <int RT, int NP>
-SSD_INLINE void dot_int8(const int8_t* x, int64_t ldx, const float* xs, int64_t n_groups, const int8_t* w, float* y) {
+SSD_INLINE void dot_int8(const int8_t* x, int64_t ldx, const float* xs, int64_t n_groups, const int8_t* w, float* y,
+                         int64_t ldy) {
   f32x16 acc[RT * NP];
   unroll<RT * NP>(SSD_EACH(i) { acc[i] = zero(); });
   for (int64_t g = 0; g < n_groups; ++g)
@@ -93,7 +94,7 @@ SSD_INLINE void dot_int8(const int8_t* x, int64_t ldx, const float* xs, int64_t 
         acc[r * NP + p] = fma(to_f32(finish(q, sum[r])), scale * set1(xs[r * n_groups + g]), acc[r * NP + p]);
       });
     });
-  unroll<RT * NP>(SSD_EACH(i) { store(y + i * kPanel, acc[i]); });
+  unroll<RT>(SSD_EACH(r) { unroll<NP>(SSD_EACH(p) { store(y + r * ldy + p * kPanel, acc[r * NP + p]); }); });
 }
 
 // Rows to int8 with one scale per 64 inputs (largest magnitude / 127), to nearest even.
@@ -120,46 +121,53 @@ inline void quantise(const float* x, int64_t rows, int64_t k, int8_t* q, float* 
   }
 }
 
-// One block of NP panels for RT rows from row r on: products, then the epilogue.
-template <class T, int RT, int NP> inline void linear_tile(const LinearArgs& a, int64_t r, int64_t p) {
-  float y[RT * NP * kPanel];
+// Products of NP panels from p on with RT rows from r on, into y [RT][NP][16].
+template <class T, int RT, int NP> SSD_INLINE void tile(const LinearArgs& a, int64_t r, int64_t p, float* y, int64_t ldy) {
   if constexpr (std::is_same_v<T, int8_t>) {
     const int64_t g = groups(a.k);
-    dot_int8<RT, NP>(a.xq + r * g * kGroup, g * kGroup, a.xs + r * g, g, (const int8_t*)a.w + p * g * kGroupBytes, y);
+    dot_int8<RT, NP>(a.xq + r * g * kGroup, g * kGroup, a.xs + r * g, g, (const int8_t*)a.w + p * g * kGroupBytes, y, ldy);
   } else {
-    dot<T, RT, NP, 1024>(a.x + r * a.k, a.k, (const T*)a.w + p * a.k * kPanel, a.k * kPanel, a.k, y, NP * kPanel);
+    dot<T, RT, NP, 1024>(a.x + r * a.k, a.k, (const T*)a.w + p * a.k * kPanel, a.k * kPanel, a.k, y, ldy);
   }
-  for (int i = 0; i < RT; ++i)
-    for (int j = 0; j < NP; ++j) {
-      f32x16 v = load(y + (i * NP + j) * kPanel);
+}
+
+// Bias, SwiGLU or residual for `rows` rows from r on and np panels from p on.
+inline void epilogue(const LinearArgs& a, int64_t r, int rows, int64_t p, int np, const float* y, int64_t ldy) {
+  for (int i = 0; i < rows; ++i)
+    for (int j = 0; j < np; ++j) {
+      f32x16 v = load(y + i * ldy + j * kPanel);
       int64_t n0 = (p + j) * kPanel, ld = a.n;
-      int n = int(std::min<int64_t>(kPanel, a.n - n0));
-      if (a.bias) v = v + load_n(a.bias + n0, n);
+      if (a.bias) v = v + load_n(a.bias + n0, int(std::min<int64_t>(kPanel, a.n - n0)));
       if (a.swiglu) {  // panels 2 j and 2 j + 1: gate and up
-        if (j % 2 == 0) continue;
-        f32x16 gate = load(y + (i * NP + j - 1) * kPanel);
-        if (a.bias) gate = gate + load(a.bias + n0 - kPanel);
-        v = silu(gate) * v;
-        n0 = (p + j) / 2 * kPanel, ld = a.n / 2;
-        n = int(std::min<int64_t>(kPanel, ld - n0));
+        f32x16 up = load(y + i * ldy + ++j * kPanel);
+        if (a.bias) up = up + load(a.bias + n0 + kPanel);
+        v = silu(v) * up;
+        n0 /= 2, ld /= 2;
       }
+      const int n = int(std::min<int64_t>(kPanel, ld - n0));
       if (a.residual) v = v + load_n(a.residual + (r + i) * ld + n0, n);
       store_n(a.y + (r + i) * ld + n0, v, n);
     }
 }
 
 template <class T> inline void linear_typed(const LinearArgs& a, Team& team) {
-  const int64_t step = a.swiglu ? 2 : 1, blocks = panels(a.n) / step;
+  constexpr bool kInt8 = std::is_same_v<T, int8_t>;
+  const int64_t step = a.swiglu ? 2 : 1, tiles = (a.rows + kRowTile - 1) / kRowTile;
   int64_t b0, b1;
-  team.share(blocks, b0, b1);
-  const int64_t tiles = (a.rows + kRowTile - 1) / kRowTile;
+  team.share(panels(a.n) / step, b0, b1);
+  float y[kRowTile * 4 * kPanel];
   for (int64_t p = b0 * step, end = b1 * step; p < end;) {
-    const int np = a.rows == 1 && end - p >= 4 ? 4 : (a.rows <= 3 || a.swiglu) && end - p >= 2 ? 2 : 1;
+    // few rows need several panels for enough independent chains of fma; integer sums do not
+    const int np = int(std::min<int64_t>(end - p, kInt8 ? step : a.rows == 1 ? 4 : a.rows <= kRowTile / 2 ? 2 : step));
     for (int64_t t = 0; t < tiles; ++t) {
-      const int64_t r0 = a.rows * t / tiles, rows = a.rows * (t + 1) / tiles - r0;
-      if (np == 4) linear_tile<T, 1, 4>(a, r0, p);
-      else if (np == 2) with_rows(int(rows), SSD_EACH(rt) { linear_tile<T, rt, 2>(a, r0, p); });
-      else with_rows(int(rows), SSD_EACH(rt) { linear_tile<T, rt, 1>(a, r0, p); });
+      const int64_t r = a.rows * t / tiles, ldy = np * kPanel;
+      const int rows = int(a.rows * (t + 1) / tiles - r);
+      with_rows(rows, SSD_EACH(rt) {
+        constexpr int NP = kInt8 ? 1 : rt == 1 ? 4 : rt <= kRowTile / 2 ? 2 : 1;
+        if (np == NP) tile<T, rt, NP>(a, r, p, y, ldy);
+        else for (int j = 0; j < np; ++j) tile<T, rt, 1>(a, r, p + j, y + j * kPanel, ldy);
+      });
+      epilogue(a, r, rows, p, np, y, ldy);
     }
     p += np;
   }

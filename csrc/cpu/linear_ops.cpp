@@ -3,8 +3,59 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
-#include "../check.h"
-#include "kernels.h"
+#include "linear_ops.h"
+
+namespace ssd {
+
+LinearArgs linear_args(const char* x, const char* name, int64_t rows, int64_t k, const at::Tensor& packed, int64_t n,
+                       const std::optional<at::Tensor>& bias, bool swiglu) {
+  const auto type = packed.scalar_type();
+  SSD_CHECK_TYPE(type == at::kFloat || type == at::kBFloat16 || type == at::kByte, name, ": got dtype ", type,
+                 ", wanted the result of pack_linear");
+  SSD_CHECK(packed.dim() == 3 && packed.is_contiguous(), name, ": got shape ", packed.sizes(),
+            ", wanted the result of pack_linear");
+  const auto format = type == at::kFloat ? Format::fp32 : type == at::kBFloat16 ? Format::bf16 : Format::int8;
+  const bool int8 = format == Format::int8;
+  SSD_CHECK(n > 0 && packed.size(0) == panels(n), "n: got ", n, ", wanted the outputs of ", name, ", which has ",
+            packed.size(0), " panels of 16");
+  SSD_CHECK(packed.size(1) == (int8 ? groups(k) : k) && packed.size(2) == (int8 ? kGroupBytes : kPanel), x, ": got ", k,
+            " columns, wanted as many as ", name, " (shape ", packed.sizes(), ") has inputs");
+  SSD_CHECK(!swiglu || n % 32 == 0, "n: got ", n, ", wanted a multiple of 32 (gate and up in blocks of 16)");
+  LinearArgs a{};
+  if (bias) {
+    check_dense(*bias, "bias", at::kFloat, 1);
+    SSD_CHECK(bias->size(0) == n, "bias: got ", bias->size(0), " elements, wanted ", n);
+    a.bias = bias->const_data_ptr<float>();
+  }
+  a.w = packed.const_data_ptr();
+  a.rows = rows, a.n = n, a.k = k, a.format = format, a.swiglu = swiglu;
+  return a;
+}
+
+void embed(const at::Tensor& ids, const at::Tensor& table, float* out, Team& team) {
+  const int64_t h = table.size(1);
+  int64_t r0, r1;
+  team.share(ids.size(0), r0, r1);
+  for (int64_t r = r0; r < r1; ++r) {
+    const int64_t at = ids.const_data_ptr<int64_t>()[r] * h;
+    if (table.scalar_type() == at::kFloat) std::memcpy(out + r * h, table.const_data_ptr<float>() + at, h * 4);
+    else
+      for (int64_t i = 0; i < h; ++i) out[r * h + i] = to_float(((const bf16*)table.const_data_ptr())[at + i]);
+  }
+}
+
+void check_embedding(const at::Tensor& ids, const at::Tensor& table) {
+  check_dense(ids, "ids", at::kLong, 1);
+  const auto type = table.scalar_type();
+  SSD_CHECK_TYPE(type == at::kFloat || type == at::kBFloat16, "table: got dtype ", type, ", wanted float32 or bfloat16");
+  SSD_CHECK(table.dim() == 2 && table.is_contiguous(), "table: got shape ", table.sizes(), ", wanted contiguous [V, H]");
+  for (int64_t r = 0; r < ids.size(0); ++r) {
+    const int64_t id = ids.const_data_ptr<int64_t>()[r];
+    SSD_CHECK(id >= 0 && id < table.size(0), "ids: got ", id, " in row ", r, ", wanted 0 to ", table.size(0) - 1);
+  }
+}
+
+}  // namespace ssd
 
 namespace {
 using at::Tensor;
@@ -61,34 +112,19 @@ Tensor pack_linear(const Tensor& weight, c10::string_view format) {
 Tensor run_linear(const Tensor& x, const Tensor& packed, int64_t n, const std::optional<Tensor>& bias,
                   const std::optional<Tensor>& residual, bool swiglu) {
   ssd::check_dense(x, "x", at::kFloat, 2);
-  SSD_CHECK(packed.dim() == 3 && packed.is_contiguous(), "packed: wanted the result of pack_linear, got shape ", packed.sizes());
-  const int64_t rows = x.size(0), k = x.size(1);
-  const auto type = packed.scalar_type();
-  SSD_CHECK_TYPE(type == at::kFloat || type == at::kBFloat16 || type == at::kByte, "packed: got dtype ", type,
-                 ", wanted the result of pack_linear");
-  const auto format = type == at::kFloat ? ssd::Format::fp32 : type == at::kBFloat16 ? ssd::Format::bf16 : ssd::Format::int8;
-  const bool int8 = format == ssd::Format::int8;
-  SSD_CHECK(n > 0 && packed.size(0) == ssd::panels(n), "n: got ", n, ", wanted the outputs of packed, which has ",
-            packed.size(0), " panels of 16");
-  SSD_CHECK(packed.size(1) == (int8 ? ssd::groups(k) : k) && packed.size(2) == (int8 ? kGroupBytes : kPanel),
-            "x: got ", k, " columns, wanted as many as packed (shape ", packed.sizes(), ") has inputs");
-  SSD_CHECK(!swiglu || n % 32 == 0, "n: got ", n, ", wanted a multiple of 32 (gate and up in blocks of 16)");
+  auto a = ssd::linear_args("x", "packed", x.size(0), x.size(1), packed, n, bias, swiglu);
   const int64_t columns = swiglu ? n / 2 : n;
-  if (bias) {
-    ssd::check_dense(*bias, "bias", at::kFloat, 1);
-    SSD_CHECK(bias->size(0) == n, "bias: got ", bias->size(0), " elements, wanted ", n);
-  }
   if (residual) {
     ssd::check_dense(*residual, "residual", at::kFloat, 2);
-    SSD_CHECK(residual->size(0) == rows && residual->size(1) == columns, "residual: got shape ", residual->sizes(),
-              ", wanted [", rows, ", ", columns, "]");
+    SSD_CHECK(residual->size(0) == a.rows && residual->size(1) == columns, "residual: got shape ", residual->sizes(),
+              ", wanted [", a.rows, ", ", columns, "]");
+    a.residual = residual->const_data_ptr<float>();
   }
-  Tensor y = at::empty({rows, columns}, at::kFloat);
-  Tensor xq = at::empty({int8 ? rows * ssd::groups(k) * kGroup : 0}, at::kChar);
-  Tensor xs = at::empty({int8 ? rows * ssd::groups(k) : 0}, at::kFloat);
-  ssd::LinearArgs a{x.const_data_ptr<float>(), packed.const_data_ptr(), bias ? bias->const_data_ptr<float>() : nullptr,
-                    residual ? residual->const_data_ptr<float>() : nullptr, y.mutable_data_ptr<float>(),
-                    xq.mutable_data_ptr<int8_t>(), xs.mutable_data_ptr<float>(), rows, n, k, format, swiglu};
+  const int64_t scratch = a.format == ssd::Format::int8 ? a.rows * ssd::groups(a.k) : 0;
+  Tensor y = at::empty({a.rows, columns}, at::kFloat), xq = at::empty({scratch * kGroup}, at::kChar);
+  Tensor xs = at::empty({scratch}, at::kFloat);
+  a.x = x.const_data_ptr<float>(), a.y = y.mutable_data_ptr<float>();
+  a.xq = xq.mutable_data_ptr<int8_t>(), a.xs = xs.mutable_data_ptr<float>();
   ssd::pool().run([&](ssd::Team& team) { ssd::kernels().linear(a, team); });
   return y;
 }
@@ -103,20 +139,9 @@ Tensor linear_swiglu(const Tensor& x, const Tensor& packed, int64_t n, const std
 }
 
 Tensor embedding(const Tensor& ids, const Tensor& table) {
-  ssd::check_dense(ids, "ids", at::kLong, 1);
-  SSD_CHECK(table.dim() == 2 && table.is_contiguous(), "table: got shape ", table.sizes(), ", wanted contiguous [V, H]");
-  const auto type = table.scalar_type();
-  SSD_CHECK_TYPE(type == at::kFloat || type == at::kBFloat16, "table: got dtype ", type, ", wanted float32 or bfloat16");
-  const int64_t v = table.size(0), h = table.size(1);
-  Tensor y = at::empty({ids.size(0), h}, at::kFloat);
-  for (int64_t r = 0; r < ids.size(0); ++r) {
-    const int64_t id = ids.const_data_ptr<int64_t>()[r];
-    SSD_CHECK(id >= 0 && id < v, "ids: got ", id, " in row ", r, ", wanted 0 to ", v - 1);
-    float* out = y.mutable_data_ptr<float>() + r * h;
-    if (type == at::kFloat) std::memcpy(out, table.const_data_ptr<float>() + id * h, h * 4);
-    else
-      for (int64_t i = 0; i < h; ++i) out[i] = ssd::to_float(((const ssd::bf16*)table.const_data_ptr())[id * h + i]);
-  }
+  ssd::check_embedding(ids, table);
+  Tensor y = at::empty({ids.size(0), table.size(1)}, at::kFloat);
+  ssd::pool().run([&](ssd::Team& team) { ssd::embed(ids, table, y.mutable_data_ptr<float>(), team); });
   return y;
 }
 

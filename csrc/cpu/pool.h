@@ -43,7 +43,7 @@ class Pool {
   alignas(64) std::atomic<uint32_t> generation_{0};
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<uint32_t> phase_{0};
-  alignas(64) std::atomic<int> running_{0};
+  alignas(64) std::atomic<uint32_t> running_{0};
   std::atomic<bool> stop_{false};
 };
 

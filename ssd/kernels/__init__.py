@@ -7,6 +7,7 @@ import torch
 from .embedding import embedding
 from .kv_copy import kv_copy
 from .linear import linear, linear_swiglu, pack_linear
+from .llama_forward import llama_forward
 from .norm import add_rms_norm, rms_norm
 from .rope_append import rope_append
 from .sample import noise_words, sample
@@ -22,6 +23,7 @@ __all__ = [
     "kv_copy",
     "linear",
     "linear_swiglu",
+    "llama_forward",
     "noise_words",
     "pack_linear",
     "probs",

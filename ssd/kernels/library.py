@@ -11,7 +11,9 @@ def load() -> None:
         return
     found = sorted(Path(__file__).parent.parent.glob("_C*.so"))
     if not found:
-        raise ImportError("the kernels of ssd are not built: run `make setup`, or `python setup.py build_ext --inplace`")
+        raise ImportError(
+            "the kernels of ssd are not built: run `make setup`, or `python setup.py build_ext --inplace`"
+        )
     torch.ops.load_library(found[0])
 
 

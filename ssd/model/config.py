@@ -89,6 +89,9 @@ class LlamaConfig:
         max_positions = integer("max_position_embeddings", 2048)
         eos = (generation or {}).get("eos_token_id")
         eos = config.get("eos_token_id") if eos is None else eos
+        eos = [] if eos is None else eos if isinstance(eos, list) else [eos]
+        if any(type(token) is not int for token in eos):
+            raise ValueError(f"eos_token_id: got {eos!r}, wanted whole numbers")
         return cls(
             vocab_size=integer("vocab_size"),
             hidden_size=hidden,
@@ -104,7 +107,7 @@ class LlamaConfig:
             attention_bias=bool(config.get("attention_bias", False)),
             mlp_bias=bool(config.get("mlp_bias", False)),
             bos_token_id=config.get("bos_token_id"),
-            eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
+            eos_token_ids=tuple(eos),
         )
 
 

@@ -24,6 +24,8 @@ class Llama:
     def __init__(self, config: LlamaConfig, weights, cos: torch.Tensor, sin: torch.Tensor, dtype: str):
         self.config, self.weights, self.cos, self.sin, self.dtype = config, weights, cos, sin, dtype
         self.scale = config.head_dim**-0.5
+        nothing = torch.empty(0)
+        self.flat = [nothing if t is None else t for layer in weights.layers for t in vars(layer).values()]
 
     @classmethod
     def load(cls, folder: str | Path, dtype: str = "bf16", max_positions: int | None = None) -> "Llama":
@@ -47,10 +49,14 @@ class Llama:
 
     def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
         """Logits float32 [len(batch.logit_rows), vocab]; K and V of the rows are stored at batch.slots."""
-        return self.forward_composed(batch, kv)
+        c, w = self.config, self.weights
+        rows = (batch.ids, batch.positions, batch.slots, batch.row_offsets, batch.prefix_lens, batch.page_table)
+        model = (w.embedding, self.flat, w.norm, w.lm_head, self.cos, self.sin)
+        sizes = (c.num_heads, c.intermediate_size, c.rms_norm_eps, self.scale)
+        return kernels.llama_forward(*rows, batch.mask, batch.logit_rows, kv.k, kv.v, *model, *sizes)
 
     def forward_composed(self, batch: Batch, kv: KVCache) -> torch.Tensor:
-        """`forward` operator by operator."""
+        """`forward` operator by operator: the same bits."""
         c, w = self.config, self.weights
         x = kernels.embedding(batch.ids, w.embedding)  # [R, H]
         for layer, k, v in zip(w.layers, kv.k, kv.v, strict=True):

@@ -82,7 +82,8 @@ class Checkpoint:
         """Checked; a view of the file in the file's dtype."""
         self.check(name, shape)
         tensor = self.where[name].read(name)
-        if tensor.numel() and not torch.isfinite(torch.stack(tensor.aminmax())).all():
+        total = tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32))  # fast, but may overflow
+        if not total.isfinite() and not tensor.isfinite().all():
             raise ValueError(f"tensor {name} in {self.where[name].path} holds NaN or infinite values")
         return tensor
 
@@ -120,11 +121,11 @@ def interleave(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 
 def concatenated(parts: list[torch.Tensor]) -> Rows:
-    ends = torch.tensor([len(part) for part in parts]).cumsum(0).tolist()
+    starts = [sum(map(len, parts[:i])) for i in range(len(parts))]
 
     def rows(i, j):
-        starts = [end - len(part) for part, end in zip(parts, ends, strict=True)]
-        return torch.cat([p[max(0, i - s) : max(0, j - s)] for p, s in zip(parts, starts, strict=True)])
+        pieces = [part[max(0, i - start) : max(0, j - start)] for part, start in zip(parts, starts, strict=True)]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     return rows
 
@@ -154,6 +155,9 @@ def load_weights(
     checkpoint, shapes = Checkpoint(folder), tensor_shapes(config)
     for name, shape in shapes.items():
         checkpoint.check(name, shape)
+    for name in checkpoint.where:
+        if name.endswith("_proj.bias") and name not in shapes:
+            raise ValueError(f"tensor {name} is in {folder}, but config.json has no attention_bias or mlp_bias")
 
     def get(name):
         return checkpoint.tensor(name, shapes[name])

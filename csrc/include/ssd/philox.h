@@ -5,11 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
-#if defined(__CUDACC__)
-#define SSD_HD __host__ __device__ __forceinline__
-#else
-#define SSD_HD inline __attribute__((always_inline))
-#endif
+#include "host_device.h"
 
 namespace ssd {
 

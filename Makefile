@@ -1,0 +1,56 @@
+# make run: build everything and print one answer. make test: build everything and run the tests.
+# A stamp in .venv marks each finished step, so that a second call starts at once.
+PYTHON ?= python3
+PROMPT ?= Why is the sky blue?
+ARGS ?=
+PY := .venv/bin/python
+PIP := $(PY) -m pip install -q --disable-pip-version-check
+RESULTS := bench/results
+export CXX ?= g++
+
+.PHONY: setup dev run test lint bench bench-e2e clean
+setup: ssd/_C.so
+
+# A CUDA build of torch that PYTHON already has is kept and seen from the virtual environment.
+.venv/torch.done:
+	@command -v $(firstword $(CXX)) >/dev/null || { echo "ssd needs a C++20 compiler: install g++ 12 or newer, or name one with CXX=" >&2; exit 1; }
+	$(PYTHON) -m venv $$($(PYTHON) -c "import torch; print('--system-site-packages' * bool(torch.version.cuda))" 2>/dev/null) .venv
+	$(PY) -c "import torch" 2>/dev/null || $(PIP) torch==2.13.0
+	touch $@
+
+.venv/setup.done: requirements.txt .venv/torch.done
+	$(PIP) "setuptools>=70" wheel ninja -r requirements.txt
+	touch $@
+
+.venv/dev.done: requirements-dev.txt .venv/setup.done
+	$(PIP) -r requirements-dev.txt
+	touch $@
+
+ssd/_C.so: .venv/setup.done setup.py $(shell find csrc -type f)
+	$(PY) setup.py -q build_ext --inplace
+	touch $@
+
+dev: setup .venv/dev.done
+
+run: setup
+	$(PY) -m ssd.run "$(PROMPT)" $(ARGS)
+
+test: dev
+	$(PY) -m pytest $(ARGS)
+
+lint: .venv/dev.done
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+bench: dev
+	$(PY) -m bench.roofline --json $(RESULTS)/roofline.json
+	$(PY) -m bench.linear --json $(RESULTS)/linear.json
+	$(PY) -m bench.kernels --json $(RESULTS)/kernels.json $(ARGS)
+
+# The other systems are optional: .venv/bin/pip install -r bench/requirements.txt
+bench-e2e: dev
+	$(PY) -m bench.decode --json $(RESULTS)/decode.json $(ARGS)
+
+clean:
+	rm -rf .venv build ssd/*.so *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

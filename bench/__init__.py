@@ -1,0 +1,1 @@
+"""Benchmarks: kernels against the measured roofline of the machine, whole runs against other systems."""

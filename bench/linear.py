@@ -1,0 +1,117 @@
+"""Packed linear layers from cold memory: `python -m bench.linear --json F`.
+
+One measurement is a pass over all linear layers of the default target (30 layers of 960x576, 576x576, 3072x576 and
+576x1536, then 49152x576), as a decode step makes it, or over copies of one shape with --shape. `rows`: format,
+cores, rows (rows of the input), shape, microseconds (of a pass), gb_per_s (packed bytes), gflop_per_s,
+bandwidth_fraction (of what a plain read of as many bytes reached in the same rounds), baselines (times as long as
+torch's linear takes; none when the check fails), check.
+"""
+
+import argparse
+import itertools
+from math import ceil
+
+import torch
+import torch.nn.functional as F
+
+from ssd.kernels import library
+
+from . import plots, results
+from .machine import cores_of
+from .roofline import bind, buffer, cold_bytes
+from .timing import interleave, ratio, spread
+from .worker import Worker
+
+library.load()
+
+LAYER = [(960, 576), (576, 576), (3072, 576), (576, 1536)]
+MODEL = LAYER * 30 + [(49152, 576)]
+PEER = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.bfloat16}  # torch's nearest linear
+INT8_ERROR = 0.02  # relative, weights and activations both rounded to eight bits in groups
+
+
+def error(y: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((y.double() - exact).norm() / exact.norm())
+
+
+def check(y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, format: str) -> bool:
+    """Error at most twice that of torch in the same dtype, on the weights as stored; int8 has a bound of its own."""
+    if format == "int8":
+        return error(y, x.double() @ weight.double().T) <= INT8_ERROR
+    dtype = PEER[format]
+    exact = x.double() @ weight.to(dtype).double().T
+    return error(y, exact) <= 2 * error(F.linear(x.to(dtype), weight.to(dtype)), exact)
+
+
+class Linear:
+    def __init__(self, cores: list[int], format: str, shapes: list[tuple[int, int]]):
+        bind(cores)
+        torch.manual_seed(0)
+        self.format, self.cores, dtype = format, cores, PEER[format]
+        self.weights = {shape: torch.randn(shape) / shape[1] ** 0.5 for shape in map(tuple, shapes)}
+        packed = {s: torch.ops.ssd.pack_linear(w, format) for s, w in self.weights.items()}
+        self.bytes = sum(packed[tuple(s)].nbytes for s in shapes)
+        self.flops = sum(2 * n * k for n, k in shapes)
+        copies = ceil(cold_bytes() / self.bytes)
+        self.passes = [[(packed[tuple(s)].clone(), s[0], s[1]) for s in shapes] for _ in range(copies)]
+        self.peers = [[(self.weights[tuple(s)].to(dtype, copy=True), s[1]) for s in shapes] for _ in range(copies)]
+        self.buffer = buffer(cold_bytes())
+
+    def measure(self, rows: int, seconds: float) -> dict:
+        inputs = {k: torch.randn(rows, k) for _, k in self.weights}
+        rounded = {k: x.to(PEER[self.format]) for k, x in inputs.items()}
+
+        def ssd(turn):
+            for packed, n, k in self.passes[turn % len(self.passes)]:
+                torch.ops.ssd.linear(inputs[k], packed, n, None, None)
+
+        def peer(turn):
+            for weight, k in self.peers[turn % len(self.peers)]:
+                F.linear(rounded[k], weight)
+
+        right = all(
+            check(torch.ops.ssd.linear(inputs[s[1]], p, n, None, None), inputs[s[1]], self.weights[s], self.format)
+            for s, (p, n, _) in {(n, k): (p, n, k) for p, n, k in self.passes[0]}.items()
+        )
+        candidates = {"read": lambda _: torch.ops.ssd.probe_read(self.buffer), "ssd": ssd, "torch": peer}
+        times = interleave(candidates, seconds, rest=0.002)
+        median = spread(times["ssd"])["median"]
+        return {
+            "format": self.format,
+            "cores": len(self.cores),
+            "rows": rows,
+            "microseconds": median * 1e6,
+            "gb_per_s": self.bytes / median / 1e9,
+            "gflop_per_s": self.flops * rows / median / 1e9,
+            "bandwidth_fraction": ratio(times, "ssd", "read") * self.bytes / self.buffer.nbytes,
+            "baselines": {f"torch {PEER[self.format]}".replace("torch.", ""): ratio(times, "ssd", "torch")}
+            if right
+            else {},
+            "check": right,
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--formats", default="fp32,bf16,int8")
+    parser.add_argument("--cores", default="1,2", help="numbers of cores")
+    parser.add_argument("--rows", default="1,2,4,5,8,16,32,64")
+    parser.add_argument("--shape", help="outputs x inputs of one matrix, such as 960x576, in place of the whole model")
+    parser.add_argument("--seconds", type=float, default=2.0, help="time to spend on each line")
+    parser.add_argument("--json", metavar="FILE")
+    args = parser.parse_args()
+    shapes = [tuple(map(int, args.shape.split("x")))] if args.shape else MODEL
+    rows = []
+    for n, format in itertools.product(map(int, args.cores.split(",")), args.formats.split(",")):
+        with Worker("bench.linear:Linear", cores_of(n), {"format": format, "shapes": shapes}) as worker:
+            for r in map(int, args.rows.split(",")):
+                row = worker.call("measure", rows=r, seconds=args.seconds)
+                rows.append({"shape": args.shape or "SmolLM2-135M", **row})
+    columns = ["format", "cores", "rows", "microseconds", "gb_per_s", "gflop_per_s", "bandwidth_fraction", "baselines"]
+    print(results.table(rows, [*columns, "check"]))
+    results.write(args.json, rows)
+    plots.beside(args.json, plots.linear, rows)
+
+
+if __name__ == "__main__":
+    main()

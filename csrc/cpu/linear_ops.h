@@ -1,0 +1,17 @@
+// Checked arguments of linear layers and embeddings, for every operator that takes them.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include "../check.h"
+#include "kernels.h"
+
+namespace ssd {
+
+// All but x, y, residual and scratch; x and name are what messages call the input and the weight.
+LinearArgs linear_args(const char* x, const char* name, int64_t rows, int64_t k, const at::Tensor& packed, int64_t n,
+                       const std::optional<at::Tensor>& bias, bool swiglu);
+
+void check_embedding(const at::Tensor& ids, const at::Tensor& table);
+void embed(const at::Tensor& ids, const at::Tensor& table, float* out, Team& team);
+
+}  // namespace ssd

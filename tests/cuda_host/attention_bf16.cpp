@@ -1,0 +1,3 @@
+#include "attention.h"
+
+void attention_bf16(cuda_host::Case& c) { cuda_host::attention<ssd::gpu::bf16>(c); }

@@ -1,0 +1,173 @@
+import json
+import os
+from argparse import Namespace
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from bench import decode, results, timing
+from bench.peers import SYSTEMS, System, gguf_file, timeline
+from bench.worker import Worker, WorkerError
+
+CORE = sorted(os.sched_getaffinity(0))[:1]
+FAKE = "tests.fake_peer:Peer"
+ARGS = {"target": "fast", "precision": "bf16", "mode": "ar"}
+
+
+@pytest.fixture
+def bind_threads():
+    yield lambda n: torch.ops.ssd.bind_threads([-1] * n)
+    torch.ops.ssd.bind_threads([-1] * len(os.sched_getaffinity(0)))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("words", [0, 8, 8 * 5, 8 * 1001])
+def test_probe_read_is_the_xor_of_all_words(threads, words, isas, bind_threads):
+    x = torch.randint(-(2**62), 2**62, (words,))
+    bind_threads(threads)
+    for isa in isas:
+        torch.ops.ssd.set_isa(isa)
+        assert torch.ops.ssd.probe_read(x) == int(np.bitwise_xor.reduce(x.numpy()))
+
+
+def test_probe_fma_counts_the_operations_of_all_threads(bind_threads):
+    counts = []
+    for threads in (1, 3):
+        bind_threads(threads)
+        counts.append(torch.ops.ssd.probe_fma(10))
+    assert counts[1] == 3 * counts[0] and counts[0] % (2 * 16 * 10) == 0 and counts[0] > 0
+
+
+def test_probes_name_bad_arguments():
+    with pytest.raises(ValueError, match="x: got 4 bytes, wanted a multiple of 64"):
+        torch.ops.ssd.probe_read(torch.zeros(1))
+    with pytest.raises(ValueError, match="iterations: got 0"):
+        torch.ops.ssd.probe_fma(0)
+
+
+def test_interleave_takes_turns_and_leaves_the_warm_up_out():
+    calls = []
+    candidates = {name: lambda turn, name=name: calls.append((turn, name)) for name in "ab"}
+    times = timing.interleave(candidates, seconds=0, least=3, warm_up=2)
+    assert calls == [(turn, name) for turn in range(5) for name in "ab"]
+    assert [len(t) for t in times.values()] == [3, 3]
+
+
+def test_ratio_is_taken_within_rounds():
+    times = {"ours": [1.0, 10.0, 1.0], "theirs": [2.0, 20.0, 4.0]}
+    assert timing.ratio(times, "ours", "theirs") == 2.0
+    assert timing.spread([3.0, 1.0, 2.0]) == {"median": 2.0, "min": 1.0, "max": 3.0}
+
+
+def test_timeline_counts_what_comes_after_the_first_piece_up_to_the_limit():
+    run = timeline(10.0, [(11.0, [1, 2]), (12.0, [3]), (14.0, [4, 5, 6]), (15.0, [7])], limit=5)
+    assert run == {"tokens": [1, 2, 3, 4, 5], "prefill_seconds": 1.0, "decode_seconds": 3.0, "decode_tokens": 3}
+
+
+def test_worker_keeps_to_its_cores_and_passes_errors_on():
+    with Worker(FAKE, CORE, ARGS) as worker:
+        cores, places = worker.call("cores")
+        assert cores == CORE and places == f"{{{CORE[0]}}}"
+        with pytest.raises(WorkerError, match="ValueError: x: got 1, wanted 2"):
+            worker.call("fail")
+        assert worker.call("generate", ids=[5, 6], max_tokens=3)["tokens"] == [6, 6, 6]
+        assert worker.call("peak_memory") > 1 << 20
+        with pytest.raises(WorkerError, match="ended with code 3"):
+            worker.call("leave")
+    with pytest.raises(WorkerError, match="no such model"):
+        Worker(FAKE, CORE, ARGS | {"refuse": "no such model"})
+
+
+def test_decode_measures_who_is_there(monkeypatch, capsys):
+    monkeypatch.setitem(SYSTEMS, "fake", System(FAKE, ("ar", "lookup"), ("bf16", "fp32")))
+    monkeypatch.setitem(SYSTEMS, "absent", System(FAKE, ("ar",), ("bf16",)))
+    wanted = list(decode.configurations(["fake", "absent"], ["ar"], ["ar"], ["bf16"]))
+    assert wanted == [("fake", "ar", "bf16"), ("absent", "ar", "bf16")]
+    wanted.insert(1, ("fake", "lookup", "bf16"))
+    args = Namespace(max_tokens=6, repeats=2, prefill=9)
+    workloads = {"one": [[1, 2], [3]], "two": [[4]]}
+    options = {"absent": {"refuse": "it is not installed"}}
+    rows, prefill = decode.measure(1, wanted, "slow", options, workloads, args)
+    assert "absent ar bf16 left out: FileNotFoundError: it is not installed" in capsys.readouterr().err
+    assert [(r["system"], r["mode"], r["workload"]) for r in rows] == [
+        ("fake", mode, workload) for workload in workloads for mode in ("ar", "lookup")
+    ]
+    for row in rows:
+        rate = row["tokens_per_second"]
+        assert row["precision"] == "bf16" and row["cores"] == 1 and row["peak_bytes"] > 1 << 20
+        assert 0 < rate["min"] <= rate["median"] <= rate["max"] < 250  # a token takes at least 4 ms
+        assert 0.024 <= row["total_seconds"] and 0.004 <= row["prefill_seconds"]
+        assert list(row["agreement"].values()) == [1.0]
+    assert [p["prompt_tokens"] for p in prefill] == [9, 9]
+
+
+def test_agreement_is_by_precision():
+    def run(*tokens):
+        return [{"tokens": list(t)} for t in tokens]
+
+    runs = {
+        ("a", "ar", "bf16"): run([1], [2]),
+        ("b", "ar", "bf16"): run([1], [3]),
+        ("b", "ar", "fp32"): run([9], [9]),
+    }
+    assert decode.agreement(runs, ("a", "ar", "bf16")) == {"b ar": 0.5}
+
+
+def test_long_prompts_have_the_length_and_differ():
+    prompts = decode.long_prompts({"w": [[1, 2, 3], list(range(40))]}, 100)
+    assert {len(p) for p in prompts} == {100} and len({tuple(p) for p in prompts}) == len(prompts)
+
+
+def test_own_prompts_and_broken_files(tmp_path):
+    files = sorted(map(str, decode.PROMPTS.glob("*.jsonl")))
+    workloads = decode.read_workloads(files, None)
+    assert {w: len(set(p)) for w, p in workloads.items()} == {"code": 12, "dialogue": 12, "maths": 12}
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"prompt": "x"}\n{"text": "y"}\n')
+    with pytest.raises(ValueError, match="bad.jsonl:2: wanted an object with a `prompt`"):
+        decode.read_workloads([str(bad)], None)
+
+
+def test_results_name_the_machine_but_not_its_owner(tmp_path):
+    file = tmp_path / "deep" / "rows.json"
+    results.write(str(file), [{"a": 1}], more=2)
+    read = json.loads(file.read_text())
+    assert read["rows"] == [{"a": 1}] and read["more"] == 2 and read["machine"]["isa"]
+    assert os.uname().nodename not in json.dumps(read["machine"])
+    assert results.table([{"a": 0.12345, "b": {"c": 2}}, {"a": None}], ["a", "b"]).splitlines() == [
+        "| a     | b   |",
+        "| ----- | --- |",
+        "| 0.123 | c 2 |",
+        "|       |     |",
+    ]
+
+
+@pytest.mark.parametrize("precision,bound", [("Q8_0", 0.005), ("F16", 0.0005)])
+def test_gguf_file_in_another_precision(tmp_path, precision, bound):
+    source = tmp_path / "tiny.Q4_1.gguf"
+    writer = gguf.GGUFWriter(source, "llama")
+    writer.add_block_count(1)
+    writer.add_token_list(["a", "é"])
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_1)
+    weight = np.random.default_rng(0).standard_normal((4, 64), dtype=np.float32)
+    four_bits = gguf.quants.quantize(weight, gguf.GGMLQuantizationType.Q4_1)
+    writer.add_tensor("w", four_bits, raw_dtype=gguf.GGMLQuantizationType.Q4_1)
+    writer.add_tensor("norm", np.ones(64, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+    path = gguf_file.convert(source, precision)
+    assert path.name == f"tiny.{precision}.gguf"
+    before, after = gguf.GGUFReader(source), gguf.GGUFReader(path)
+    assert set(before.fields) == set(after.fields)
+    assert after.fields["tokenizer.ggml.tokens"].contents() == ["a", "é"]
+    w, norm = after.tensors
+    assert w.tensor_type.name == precision and norm.tensor_type.name == "F32"
+    exact = gguf.quants.dequantize(four_bits, gguf.GGMLQuantizationType.Q4_1)
+    assert 0 < np.abs(gguf.quants.dequantize(w.data, w.tensor_type) - exact).max() < bound * np.abs(exact).max()
+    with pytest.raises(ValueError, match="precision: got 'Q2_K'"):
+        gguf_file.convert(source, "Q2_K")

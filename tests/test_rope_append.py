@@ -1,0 +1,62 @@
+import pytest
+import torch
+
+from ssd.kernels import rope_append
+from ssd.kernels.rope_append import reference
+
+
+def make(rows=5, heads=3, kv_heads=1, d=64, dtype=torch.float32, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    angle = torch.rand(40, d // 2, generator=g) * 6
+    caches = [torch.full((4, 16, kv_heads, d), float("nan"), dtype=dtype) for _ in range(2)]
+    qkv = torch.randn(rows, (heads + 2 * kv_heads) * d, generator=g)
+    positions = torch.randint(0, 40, (rows,), generator=g, dtype=torch.int32)
+    slots = torch.randperm(64, generator=g)[:rows]
+    slots[1:2] = -1
+    return qkv, angle.cos(), angle.sin(), positions, slots, *caches
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("heads,kv_heads,d", [(3, 1, 64), (7, 7, 80), (4, 2, 20), (9, 3, 256)])
+def test_matches_reference(heads, kv_heads, d, dtype):
+    args = make(5, heads, kv_heads, d, dtype)
+    theirs = [a.clone() for a in args]
+    q = rope_append(*args)
+    torch.testing.assert_close(q, reference.rope_append(*theirs), rtol=1e-5, atol=1e-6)
+    step = {torch.float32: 1e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}[dtype]
+    for ours, wanted in zip(args[5:], theirs[5:], strict=True):
+        torch.testing.assert_close(ours, wanted, rtol=step, atol=1e-6, equal_nan=True)  # nothing else was touched
+
+
+def test_strided_caches_and_the_same_bits_everywhere(isas):
+    args = make(9, 6, 3)
+    wide = [torch.full((4, 16, 5, 70), float("nan")) for _ in range(2)]
+    q, caches = rope_append(*args), args[5:]
+    for isa in isas:
+        torch.ops.ssd.set_isa(isa)
+        views = [w[:, :, 1:4, 3:67] for w in wide]
+        assert torch.equal(rope_append(*args[:5], *views), q)
+        for view, cache in zip(views, caches, strict=True):
+            assert torch.equal(view.nan_to_num(7), cache.nan_to_num(7))
+        assert all(w[:, :, 0].isnan().all() and w[..., :3].isnan().all() for w in wide)
+
+
+def test_opcheck():
+    torch.library.opcheck(torch.ops.ssd.rope_append.default, make())
+
+
+def test_bad_arguments_are_named():
+    qkv, cos, sin, positions, slots, k, v = make()
+    bad = [
+        ("slots: got 64 in row 0", (qkv, cos, sin, positions, slots.clone().fill_(64), k, v)),
+        ("positions: got 40 in row 0", (qkv, cos, sin, positions.clone().fill_(40), slots, k, v)),
+        ("cos: got 31 columns", (qkv, cos[:, 1:].contiguous(), sin, positions, slots, k, v)),
+        ("v_cache: got shape", (qkv, cos, sin, positions, slots, k, v[1:])),
+        ("qkv: got 319 columns", (qkv[:, 1:].contiguous(), cos, sin, positions, slots, k, v)),
+        ("k_cache: got strides", (qkv, cos, sin, positions, slots, k.repeat(1, 1, 1, 2)[..., ::2], v)),
+    ]
+    for message, args in bad:
+        with pytest.raises(ValueError, match=message):
+            rope_append(*args)
+    with pytest.raises(TypeError, match="slots: got dtype"):
+        rope_append(qkv, cos, sin, positions, slots.int(), k, v)
