@@ -7,6 +7,7 @@ import torch
 from .embedding.triton import embedding
 from .kv_copy.triton import kv_copy
 from .linear.triton import linear, linear_swiglu, pack_linear
+from .llama_forward.triton import llama_forward
 from .norm.triton import add_rms_norm, rms_norm
 from .rope_append.triton import rope_append
 from .sample.triton import noise_words, sample
@@ -20,6 +21,7 @@ FORMS = (
     kv_copy,
     linear,
     linear_swiglu,
+    llama_forward,
     noise_words,
     pack_linear,
     rms_norm,

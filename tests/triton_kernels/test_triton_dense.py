@@ -18,10 +18,10 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, 
 def unpacked(packed, n, k):
     """The float32 weight that packed stands for."""
     if packed.dtype != torch.uint8:
-        return packed.float()
-    groups = -(-k // 64)
-    scales = packed[n * groups * 64 :].view(torch.float16).view(n, groups, 1)
-    return (packed[: n * groups * 64].view(torch.int8).view(n, groups, 64) * scales.float()).flatten(1)[:, :k]
+        return packed.float().flatten(0, 1)[:n]
+    quants, scales = packed.split([packed.shape[1] * 32 // 33, packed.shape[1] // 33], 1)
+    quants = quants.contiguous().view(torch.int8).view(-1, 64) * 1.0
+    return (quants * scales.contiguous().view(torch.float16).view(-1, 1)).view(len(packed) * 16, -1)[:n, :k]
 
 
 def problem(device, format, n, k, rows):
@@ -34,7 +34,7 @@ def problem(device, format, n, k, rows):
 @pytest.mark.parametrize("format", DTYPES)
 @pytest.mark.parametrize("n,k,rows", [(80, 100, 3), (64, 576, 17), (32, 512, 130)])
 def test_linear_matches_reference(device, format, n, k, rows):
-    """float32 sums of products of 16 bits: the result is that of float32, whatever the dtype; K in one part and in more."""
+    """float32 sums of products of 16 bits: the result is that of float32, whatever the dtype; K in one part or more."""
     x, packed, weight, bias, residual = problem(device, format, n, k, rows)
     got = form.linear(x, packed, n, bias, residual)
     torch.testing.assert_close(got, reference.linear(x, weight, bias, residual), rtol=1e-5, atol=1e-4)

@@ -35,7 +35,11 @@ def walk_kernel(
     m_n = o_n < count
     b_tokens = tl.load(tokens + request * tokens_row + o_n, mask=m_n, other=-1).to(tl.int64)
     b_parents = tl.load(parents + request * parents_row + o_n, mask=m_n, other=-2).to(tl.int32)
-    p_path, p_emitted, p_values = path + request * nodes, emitted + request * (nodes + 1), logprobs + request * (nodes + 1)
+    p_path, p_emitted, p_values = (
+        path + request * nodes,
+        emitted + request * (nodes + 1),
+        logprobs + request * (nodes + 1),
+    )
     node, depth = first * 0 - 1, first * 0
     for i in range(0, nodes + 1):
         going = depth == i  # the walk has come this far
