@@ -5,6 +5,7 @@
 TORCH_LIBRARY(ssd, m) {
   // threads and instruction set of the CPU backend
   m.def("bind_threads(int[] cores) -> ()");
+  m.def("allowed_cores() -> int[]");
   m.def("num_threads() -> int");
   m.def("set_isa(str name) -> ()");
   m.def("isa() -> str");

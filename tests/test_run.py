@@ -221,10 +221,10 @@ def test_ctrl_c_while_decoding(tmp_path):
 
 def test_ctrl_c_inside_an_operator():
     code = """
-import ctypes
+import ctypes, threading
 from ssd.run import stop_at_once
 stop_at_once()
-print(flush=True)
+threading.Timer(1, print, [""], {"flush": True}).start()  # by then the main thread is inside
 mutex = ctypes.create_string_buffer(64)
 for _ in range(2):  # the second call never returns, and no signal ends it
     ctypes.CDLL(None).pthread_mutex_lock(mutex)

@@ -52,6 +52,16 @@ def test_ties_at_a_filter_go_to_the_lower_ids():
         assert torch.nonzero(probs(x, *a[:4])[0])[:, 0].tolist() == list(range(kept))
 
 
+def test_top_p_of_flat_and_of_peaked_distributions():
+    flat = probs(torch.zeros(1, 20_000), *params(1, 1, top_p=0.5)[:4])[0]
+    assert torch.nonzero(flat)[:, 0].tolist() == list(range(10_000))
+    peaked = torch.full((1, 5001), -24.5)
+    peaked[0, 7] = 0
+    assert torch.nonzero(probs(peaked, *params(1, 1, top_p=0.999)[:4])[0])[:, 0].tolist() == [7]
+    kept = torch.nonzero(probs(peaked, *params(1, 1, top_p=1 - 2**-24)[:4])[0])[:, 0]
+    assert 1000 < len(kept) < 4000 and kept[-1] == len(kept) - 1  # the tail has more mass than 2^-24: lowest ids first
+
+
 def test_isas_give_the_same_bits(isas):
     x = logits_of(8, 3001)
     for filters in FILTERS:

@@ -81,9 +81,14 @@ def test_chain_equals_causal_and_a_row_is_itself_everywhere(isas):
             for r in range(int(case.row_offsets[b]), int(case.row_offsets[b + 1]), 5):
                 length = case.prefix_lens[b : b + 1] + r - case.row_offsets[b]  # plain decoding of this row
                 alone = tree_attention(
-                    case.q[r : r + 1], case.k, case.v, case.page_table[b : b + 1], length.int(), torch.tensor([0, 1]).int(),
+                    case.q[r : r + 1],
+                    case.k,
+                    case.v,
+                    case.page_table[b : b + 1],
+                    length.int(),
+                    torch.tensor([0, 1]).int(),
                     scale=0.125,
-                )  # fmt: skip
+                )
                 assert torch.equal(alone[0][0], causal[r])
 
 
@@ -161,7 +166,11 @@ def test_bad_arguments_are_named():
     bad = [
         (ValueError, "q: got head_dim 32", (q[..., :32].contiguous(), k, v, table, prefix, offsets, mask)),
         (ValueError, "q: got 3 heads", (q[:, :3], k, v, table, prefix, offsets, mask)),
-        (ValueError, "q: got strides", (q.transpose(1, 2).contiguous().transpose(1, 2), k, v, table, prefix, offsets, mask)),
+        (
+            ValueError,
+            "q: got strides",
+            (q.transpose(1, 2).contiguous().transpose(1, 2), k, v, table, prefix, offsets, mask),
+        ),
         (ValueError, "v_cache: got shape", (q, k, v[1:], table, prefix, offsets, mask)),
         (TypeError, "v_cache: got dtype", (q, k, v.half(), table, prefix, offsets, mask)),
         (TypeError, "q: got dtype", (q.half(), k, v, table, prefix, offsets, mask)),

@@ -79,12 +79,13 @@ inline double key_mass(const uint64_t* keys, int64_t n) {
   return total;
 }
 
-// Keys of the tokens with z > low. Where there are more than room, some that are not among the k best are left out.
-inline int64_t collect(const Row& r, float low, int64_t k, int64_t room, uint64_t* keys) {
+// Keys of the tokens with low < z <= high. Where there are more than room, some that are not among the k best are left
+// out.
+inline int64_t collect(const Row& r, float low, float high, int64_t k, int64_t room, uint64_t* keys) {
   int64_t count = 0;
   for (int64_t i = 0; i < r.n; i += 16) {
     f32x16 v = scaled(r, i);
-    uint32_t m = less(set1(low), v);
+    uint32_t m = less(set1(low), v) & ~less(set1(high), v);
     if (!m) continue;
     if (count + 16 > room) low = to_cut(keep_smallest(keys, count, k)).z, count = k;
     float z[16];
@@ -97,6 +98,38 @@ inline int64_t collect(const Row& r, float low, int64_t k, int64_t room, uint64_
   return count;
 }
 
+// low < z <= high is where the mass from the top down reaches need; `above` is the mass with z > high.
+struct Band {
+  float low = -24.f, high = 0.f;
+  double above = 0;
+};
+
+// Four passes, each of which leaves a fourth of the band.
+inline Band nucleus_band(const Row& r, double need) {
+  Band band;
+  float* e = float_scratch(0, r.n + 16);
+  for (int64_t i = 0; i < r.n; i += 16) store(e + i, exp(scaled(r, i)));
+  for (int pass = 0; pass < 4; ++pass) {
+    double mass[3] = {};
+    float at[3];
+    for (int k = 0; k < 3; ++k) at[k] = band.high + (band.low - band.high) * 0.25f * float(k + 1);
+    for (int64_t i = 0; i < r.n; i += 1024) {
+      f32x16 s[3] = {zero(), zero(), zero()};
+      for (int64_t j = i; j < r.n && j < i + 1024; j += 16) {
+        f32x16 z = scaled(r, j), v = load(e + j);
+        for (int k = 0; k < 3; ++k) s[k] = s[k] + where_less(set1(at[k]), z, v);
+      }
+      for (int k = 0; k < 3; ++k) mass[k] += reduce_add(s[k]);
+    }
+    int k = 0;
+    while (k < 3 && mass[k] < need) ++k;
+    if (k > 0) band.high = at[k - 1], band.above = mass[k - 1];
+    if (k < 3) band.low = at[k];
+  }
+  if (band.low == Band().low) band.low = -INFINITY;
+  return band;
+}
+
 inline Cut filter(const Row& r, int64_t top_k, float top_p, float min_p) {
   Cut cut;
   bool some = top_k > 0 && top_k < r.n;
@@ -104,17 +137,17 @@ inline Cut filter(const Row& r, int64_t top_k, float top_p, float min_p) {
   uint64_t* keys = some || top_p < 1.f ? key_scratch(room) : nullptr;
   int64_t count = 0;
   if (some) {
-    count = collect(r, -INFINITY, top_k, room, keys);
+    count = collect(r, -INFINITY, 0.f, top_k, room, keys);
     if (count >= top_k) cut = to_cut(keep_smallest(keys, count, top_k)), count = top_k;
   }
   if (top_p < 1.f) {
     double need = top_p * (some ? key_mass(keys, count) : exp_sum(r));
-    if (!some)
-      for (float low : {-6.f, -12.f, -INFINITY}) {  // most of the mass is near the top
-        count = collect(r, low, r.n, room, keys);
-        if (key_mass(keys, count) >= need) break;
-      }
-    cut = to_cut(nucleus(keys, count, need, key_mass));
+    if (!some) {
+      Band band = nucleus_band(r, need);
+      need -= band.above;
+      count = collect(r, band.low, band.high, r.n, room, keys);
+    }
+    if (count) cut = to_cut(nucleus(keys, count, need, key_mass));
   }
   if (min_p > 0.f && std::log(min_p) > cut.z) cut = {std::log(min_p), r.n};
   return cut;

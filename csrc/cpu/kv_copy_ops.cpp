@@ -1,7 +1,9 @@
-// CPU form and registration of kv_copy: layers are shared out, the moves of a layer run in order.
+// CPU form and registration of kv_copy: layers are shared out; all sources of a layer are read before a target is written.
 #include <torch/library.h>
 
+#include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "../check.h"
 #include "pool.h"
@@ -25,15 +27,24 @@ void kv_copy(const Tensor& k, const Tensor& v, const Tensor& sources, const Tens
     SSD_CHECK(from[i] < slots, "sources: got ", from[i], " at ", i, ", wanted at most ", slots - 1);
     SSD_CHECK(to[i] < slots, "targets: got ", to[i], " at ", i, ", wanted at most ", slots - 1);
   }
+  std::vector<int64_t> written;
+  for (int64_t i = 0; i < count; ++i)
+    if (from[i] >= 0 && to[i] >= 0) written.push_back(to[i]);
+  std::sort(written.begin(), written.end());
+  const auto twice = std::adjacent_find(written.begin(), written.end());
+  SSD_CHECK(twice == written.end(), "targets: got slot ", *twice, " twice, wanted each at most once");
   const size_t bytes = k.size(3) * k.size(4) * k.element_size();
   char* caches[] = {static_cast<char*>(k.mutable_data_ptr()), static_cast<char*>(v.mutable_data_ptr())};
   ssd::pool().run([&](ssd::Team& team) {
     int64_t first, last;
     team.share(2 * layers, first, last);
+    std::vector<char> held(count * bytes);
     for (int64_t n = first; n < last; ++n) {
       char* p = caches[n % 2] + n / 2 * slots * bytes;
       for (int64_t i = 0; i < count; ++i)
-        if (from[i] >= 0 && to[i] >= 0) std::memmove(p + to[i] * bytes, p + from[i] * bytes, bytes);
+        if (from[i] >= 0 && to[i] >= 0) std::memcpy(&held[i * bytes], p + from[i] * bytes, bytes);
+      for (int64_t i = 0; i < count; ++i)
+        if (from[i] >= 0 && to[i] >= 0) std::memcpy(p + to[i] * bytes, &held[i * bytes], bytes);
     }
   });
 }

@@ -28,7 +28,8 @@ template <class T, class Ok> void check_values(const at::Tensor& t, const char* 
 
 inline void check_positions(const at::Tensor& positions, int64_t n) {
   check_entries(positions, "positions", at::kLong, n);
-  check_values<int64_t>(positions, "positions", "0 to 2^31 - 1", [](int64_t p) { return p >= 0 && p < (int64_t(1) << 31); });
+  check_values<int64_t>(positions, "positions", "0 to 2^31 - 1",
+                        [](int64_t p) { return p >= 0 && p < (int64_t(1) << 31); });
 }
 
 inline SamplingParams filter_params(const at::Tensor& temperature, const at::Tensor& top_k, const at::Tensor& top_p,
@@ -37,7 +38,8 @@ inline SamplingParams filter_params(const at::Tensor& temperature, const at::Ten
   check_entries(top_k, "top_k", at::kInt, n);
   check_entries(top_p, "top_p", at::kFloat, n);
   check_entries(min_p, "min_p", at::kFloat, n);
-  check_values<float>(temperature, "temperature", "a finite number from 0", [](float t) { return t >= 0 && t <= 3e38f; });
+  check_values<float>(temperature, "temperature", "a finite number from 0",
+                      [](float t) { return t >= 0 && t <= 3e38f; });
   check_values<int32_t>(top_k, "top_k", "0 (off) or more", [](int32_t k) { return k >= 0; });
   check_values<float>(top_p, "top_p", "a number in (0, 1]", [](float p) { return p > 0 && p <= 1; });
   check_values<float>(min_p, "min_p", "a number in [0, 1]", [](float p) { return p >= 0 && p <= 1; });
@@ -61,7 +63,8 @@ inline void check_result(int64_t result, int64_t row) {
   SSD_CHECK(result != kAllMasked, "logits: got nothing but -inf in row ", row, ", wanted at least one finite logit");
   SSD_CHECK(result != kNotNormal, "q: got no distribution in row ", row, ", wanted numbers from 0 that sum to 1");
   SSD_CHECK(result != kNotProposed, "q: got 0 in row ", row,
-            " for a token proposed there, wanted the distribution that it was sampled from (siblings without replacement)");
+            " for a token proposed there, wanted the distribution that it was sampled from, ",
+            "siblings without replacement");
 }
 
 }  // namespace ssd

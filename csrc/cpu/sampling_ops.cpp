@@ -91,7 +91,8 @@ Tensor noise_words(const Tensor& seeds, const Tensor& positions, int64_t ids, in
 }
 
 std::vector<int64_t> philox(at::IntArrayRef c, at::IntArrayRef k) {
-  SSD_CHECK(c.size() == 4 && k.size() == 2, "counter and key: got ", c.size(), " and ", k.size(), " words, wanted 4 and 2");
+  SSD_CHECK(c.size() == 4 && k.size() == 2, "counter and key: got ", c.size(), " and ", k.size(),
+            " words, wanted 4 and 2");
   auto r = ssd::philox4x32_10(c[0], c[1], c[2], c[3], k[0], k[1]);
   return {r.w[0], r.w[1], r.w[2], r.w[3]};
 }

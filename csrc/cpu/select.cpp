@@ -11,10 +11,10 @@ uint64_t* key_scratch(int64_t n) {
   return keys.data();
 }
 
-float* float_scratch(int64_t n) {
-  thread_local std::vector<float> floats;
-  if (int64_t(floats.size()) < n) floats.resize(n);
-  return floats.data();
+float* float_scratch(int slot, int64_t n) {
+  thread_local std::vector<float> floats[2];
+  if (int64_t(floats[slot].size()) < n) floats[slot].resize(n);
+  return floats[slot].data();
 }
 
 uint64_t keep_smallest(uint64_t* keys, int64_t n, int64_t k) {

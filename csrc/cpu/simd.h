@@ -67,6 +67,13 @@ SSD_INLINE f32x16 min(f32x16 a, f32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
 // Lane i of a where bit i of m is set, else of b.
 SSD_INLINE f32x16 select(uint32_t m, f32x16 a, f32x16 b) { return {_mm512_mask_blend_ps((__mmask16)m, b.v, a.v)}; }
 SSD_INLINE uint32_t less(f32x16 a, f32x16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ); }
+// x in lanes where a < b (or not), 0 in the others.
+SSD_INLINE f32x16 where_less(f32x16 a, f32x16 b, f32x16 x) {
+  return {_mm512_maskz_mov_ps((__mmask16)less(a, b), x.v)};
+}
+SSD_INLINE f32x16 unless_less(f32x16 a, f32x16 b, f32x16 x) {
+  return {_mm512_maskz_mov_ps((__mmask16)~less(a, b), x.v)};
+}
 // 2^n for the integer held in the low bits of n + 1.5 * 2^23.
 SSD_INLINE f32x16 exp2_int(f32x16 magic) {
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_castps_si512(magic.v), _mm512_set1_epi32(127)), 23))};
@@ -135,6 +142,15 @@ SSD_INLINE uint32_t less(f32x16 a, f32x16 b) {
   return _mm256_movemask_ps(_mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ)) |
          _mm256_movemask_ps(_mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ)) << 8;
 }
+// x in lanes where a < b (or not), 0 in the others.
+SSD_INLINE f32x16 where_less(f32x16 a, f32x16 b, f32x16 x) {
+  return {_mm256_and_ps(_mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ), x.lo),
+          _mm256_and_ps(_mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ), x.hi)};
+}
+SSD_INLINE f32x16 unless_less(f32x16 a, f32x16 b, f32x16 x) {
+  return {_mm256_andnot_ps(_mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ), x.lo),
+          _mm256_andnot_ps(_mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ), x.hi)};
+}
 SSD_INLINE __m256 exp2_int(__m256 m) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_castps_si256(m), _mm256_set1_epi32(127)), 23));
 }
@@ -168,6 +184,9 @@ SSD_INLINE f32x16 max(f32x16 a, f32x16 b) { SSD_LANES(a.v[i] > b.v[i] ? a.v[i] :
 SSD_INLINE f32x16 min(f32x16 a, f32x16 b) { SSD_LANES(a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
 // Lane i of a where bit i of m is set, else of b.
 SSD_INLINE f32x16 select(uint32_t m, f32x16 a, f32x16 b) { SSD_LANES(m >> i & 1 ? a.v[i] : b.v[i]); }
+// x in lanes where a < b (or not), 0 in the others.
+SSD_INLINE f32x16 where_less(f32x16 a, f32x16 b, f32x16 x) { SSD_LANES(a.v[i] < b.v[i] ? x.v[i] : 0.f); }
+SSD_INLINE f32x16 unless_less(f32x16 a, f32x16 b, f32x16 x) { SSD_LANES(a.v[i] < b.v[i] ? 0.f : x.v[i]); }
 SSD_INLINE uint32_t less(f32x16 a, f32x16 b) {
   uint32_t m = 0;
   for (int i = 0; i < 16; ++i) m |= uint32_t(a.v[i] < b.v[i]) << i;
@@ -229,8 +248,8 @@ SSD_INLINE f32x16 exp(f32x16 x) {
   p = fma(p, r, set1(1.f));
   p = fma(p, r, set1(1.f));
   p = p * exp2_int(n);
-  p = select(less(x, set1(-87.f)), zero(), p);
-  return select(less(set1(88.f), x), set1(INFINITY), p);
+  p = unless_less(x, set1(-87.f), p);
+  return max(where_less(set1(88.f), x, set1(INFINITY)), p);
 }
 
 SSD_INLINE f32x16 silu(f32x16 x) { return x / (set1(1.f) + exp(zero() - x)); }

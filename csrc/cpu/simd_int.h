@@ -67,7 +67,8 @@ SSD_INLINE void mul_wide(u32x16 a, uint32_t m, u32x16& hi, u32x16& lo) {
 }
 SSD_INLINE __m256 to_float(__m256i a) {  // exact halves, so the one rounding is that of the fma
   __m256 high = _mm256_cvtepi32_ps(_mm256_srli_epi32(a, 16));
-  return _mm256_fmadd_ps(high, _mm256_set1_ps(65536.f), _mm256_cvtepi32_ps(_mm256_and_si256(a, _mm256_set1_epi32(0xffff))));
+  __m256 low = _mm256_cvtepi32_ps(_mm256_and_si256(a, _mm256_set1_epi32(0xffff)));
+  return _mm256_fmadd_ps(high, _mm256_set1_ps(65536.f), low);
 }
 SSD_INLINE f32x16 to_float(u32x16 a) { return SSD_BOTH(to_float); }                   // to nearest even
 SSD_INLINE f32x16 to_float_signed(u32x16 a) { return SSD_BOTH(_mm256_cvtepi32_ps); }  // to nearest even

@@ -86,17 +86,22 @@ struct Step {
   int64_t token;  // its token, or the one that ends the walk; negative: an error
 };
 
-inline Step coupled_step(const VerifyArgs& a, int64_t b, int nodes, int node, int64_t row, int64_t position, float* logprob) {
-  int64_t token = sample_row(a.logits + row * a.stride, a.vocab, a.params, b, position, logprob);
+struct At {  // where the walk of request b stands
+  int64_t b;
+  int nodes, node;
+  int64_t row, position;
+};
+
+inline Step coupled_step(const VerifyArgs& a, const At& at, float* logprob) {
+  int64_t token = sample_row(a.logits + at.row * a.stride, a.vocab, a.params, at.b, at.position, logprob);
   if (token < 0) return {-1, token};
-  return {find_child(a.tokens + b * a.nodes, a.parents + b * a.nodes, nodes, node, token, 0), token};
+  return {find_child(a.tokens + at.b * a.nodes, a.parents + at.b * a.nodes, at.nodes, at.node, token, 0), token};
 }
 
-// p <- (p - q)+ normalised; p stays where that sums to 0.
+// p <- (p - q)+ normalised; p stays where that sums to 0. Scratch behind q.
 inline void residual(float* p, float* q, int64_t n) {
-  double sum = 0;
   float* r = q + n;
-  sum = map_sum(r, n, [&](f32x16, int64_t i, int m) { return max(load_n(p + i, m) - load_n(q + i, m), zero()); });
+  double sum = map_sum(r, n, [&](f32x16, int64_t i, int m) { return max(load_n(p + i, m) - load_n(q + i, m), zero()); });
   if (sum > 0) std::copy(r, r + n, p), scale(p, n, 1 / sum);
 }
 
@@ -112,33 +117,36 @@ inline bool remove(float* p, int64_t n, int64_t x) {
 
 // Children in order: x is accepted if u < p(x) / q(x) (for a deterministic proposal q(x) = 1); else p becomes the
 // residual, and x leaves q. The token that ends the walk is drawn from what p has become.
-inline Step rejection_step(const VerifyArgs& a, int64_t b, int nodes, int node, int64_t row, int64_t position, float* logprob) {
+inline Step rejection_step(const VerifyArgs& a, const At& at, float* logprob) {
   const int64_t n = a.vocab;
-  float *p = float_scratch(3 * n), *q = p + n;
-  if (int64_t error = probs_row(a.logits + row * a.stride, n, a.params, b, p)) return {-1, error};
-  const int32_t* tokens = a.tokens + b * a.nodes;
-  const int8_t* parents = a.parents + b * a.nodes;
-  uint64_t seed = uint64_t(a.params.seeds[b]);
-  bool sampled = a.kinds[b] == kSampledKind, left = true;
-  int child = find_child(tokens, parents, nodes, node, -1, 0);
+  const float* logits = a.logits + at.row * a.stride;
+  float *p = float_scratch(1, 3 * n), *q = p + n;
+  if (int64_t error = probs_row(logits, n, a.params, at.b, p)) return {-1, error};
+  auto next = [&](int from) {
+    return find_child(a.tokens + at.b * a.nodes, a.parents + at.b * a.nodes, at.nodes, at.node, -1, from);
+  };
+  auto result = [&](int child, int64_t token) {
+    if (logprob) *logprob = logprob_of({logits, n, max_logit(logits, n), 1.f}, token);
+    return Step{child, token};
+  };
+  const uint64_t seed = uint64_t(a.params.seeds[at.b]);
+  const uint32_t position = uint32_t(at.position);
+  bool sampled = a.kinds[at.b] == kSampledKind, left = true;
+  int child = next(0);
   if (sampled && child >= 0) {
-    const float* source = a.q + row * a.q_stride;
+    const float* source = a.q + at.row * a.q_stride;
     double sum = map_sum(q, n, [&](f32x16, int64_t i, int m) { return load_n(source + i, m); });
     if (!(std::abs(sum - 1) < 1e-3) || *std::min_element(q, q + n) < 0.f) return {-1, kNotNormal};
   }
-  for (uint32_t number = 0; child >= 0 && left; child = find_child(tokens, parents, nodes, node, -1, child + 1), ++number) {
-    int64_t x = tokens[child];
+  for (uint32_t number = 0; child >= 0 && left; child = next(child + 1), ++number) {
+    int64_t x = a.tokens[at.b * a.nodes + child];
     if (sampled && !(q[x] > 0.f)) return {-1, kNotProposed};
-    if (ssd::open_uniform(noise_word(seed, uint32_t(position), number, kAccept)) < p[x] / (sampled ? q[x] : 1.f)) {
-      if (logprob) *logprob = logprob_of({a.logits + row * a.stride, n, max_logit(a.logits + row * a.stride, n), 1.f}, x);
-      return {child, x};
-    }
+    float u = ssd::open_uniform(noise_word(seed, position, number, kAccept));
+    if (u < p[x] / (sampled ? q[x] : 1.f)) return result(child, x);
     if (sampled) residual(p, q, n);
     left = remove(sampled ? q : p, n, x);
   }
-  int64_t token = draw(p, n, {seed, uint32_t(position), kResidual});
-  if (logprob) *logprob = logprob_of({a.logits + row * a.stride, n, max_logit(a.logits + row * a.stride, n), 1.f}, token);
-  return {-1, token};
+  return result(-1, draw(p, n, {seed, position, kResidual}));
 }
 
 inline void verify(const VerifyArgs& a, Team& team) {
@@ -152,12 +160,11 @@ inline void verify(const VerifyArgs& a, Team& team) {
     std::fill(emitted, emitted + a.nodes + 1, -1);
     if (a.logprobs) std::fill(a.logprobs + b * (a.nodes + 1), a.logprobs + (b + 1) * (a.nodes + 1), -INFINITY);
     for (int32_t depth = 0;; ++depth) {
-      int64_t row = a.row_offsets[b] + node + 1, position = a.params.positions[b] + depth;
+      At at{b, nodes, node, a.row_offsets[b] + node + 1, a.params.positions[b] + depth};
       float* logprob = a.logprobs ? a.logprobs + b * (a.nodes + 1) + depth : nullptr;
-      Step s = a.kinds ? rejection_step(a, b, nodes, node, row, position, logprob)
-                       : coupled_step(a, b, nodes, node, row, position, logprob);
+      Step s = a.kinds ? rejection_step(a, at, logprob) : coupled_step(a, at, logprob);
       a.accepted[b] = s.token < 0 ? int32_t(s.token) : depth;
-      emitted[s.token < 0 ? 0 : depth] = s.token < 0 ? row : s.token;
+      emitted[s.token < 0 ? 0 : depth] = s.token < 0 ? at.row : s.token;
       if (s.child < 0) break;
       path[depth] = int8_t(node = s.child);
     }

@@ -17,8 +17,8 @@ void check_trees(const Tensor& row_offsets, const Tensor& tokens, const Tensor& 
   SSD_CHECK(parents.sizes() == tokens.sizes(), "parents: got shape ", parents.sizes(), ", wanted ", tokens.sizes());
   ssd::check_entries(row_offsets, "row_offsets", at::kInt, batch + 1);
   const int32_t* offset = row_offsets.const_data_ptr<int32_t>();
-  SSD_CHECK(offset[0] == 0 && offset[batch] == rows, "row_offsets: got ", offset[0], " to ", offset[batch], ", wanted 0 to ",
-            rows, ", the rows of logits");
+  SSD_CHECK(offset[0] == 0 && offset[batch] == rows, "row_offsets: got ", offset[0], " to ", offset[batch],
+            ", wanted 0 to ", rows, ", the rows of logits");
   for (int64_t b = 0; b < batch; ++b) {
     int64_t n = int64_t(offset[b + 1]) - offset[b] - 1;
     SSD_CHECK(n >= 0 && n <= nodes, "row_offsets: got ", n + 1, " rows for request ", b, ", wanted 1 to ", nodes + 1);
@@ -80,13 +80,15 @@ Results verify_rejection(const Tensor& logits, const Tensor& row_offsets, const 
   const int8_t* kind = kinds.const_data_ptr<int8_t>();
   for (int64_t b = 0; b < batch; ++b) {
     SSD_CHECK(kind[b] == ssd::kSampledKind || kind[b] == ssd::kDeterministicKind, "kinds: got ", int(kind[b]),
-              " for request ", b, ", wanted 1 (sampled) or 2 (deterministic): this rule is not that of coupled proposals");
+              " for request ", b, ", wanted 1 (sampled) or 2 (deterministic): ",
+              "this rule is not that of coupled proposals");
     SSD_CHECK(kind[b] != ssd::kSampledKind || q, "q: got none for request ", b,
               ", wanted the distributions that its proposals were sampled from");
     int64_t n = row_offsets.const_data_ptr<int32_t>()[b + 1] - row_offsets.const_data_ptr<int32_t>()[b] - 1;
     for (int64_t i = 0; i < n; ++i) {
       int32_t t = tokens.const_data_ptr<int32_t>()[b * nodes + i];
-      SSD_CHECK(t >= 0 && t < vocab, "tokens: got ", t, " for node ", i, " of request ", b, ", wanted 0 to ", vocab - 1);
+      SSD_CHECK(t >= 0 && t < vocab, "tokens: got ", t, " for node ", i, " of request ", b, ", wanted 0 to ",
+                vocab - 1);
     }
   }
   return verify(logits, row_offsets, tokens, parents, kind, q, params, logprobs);

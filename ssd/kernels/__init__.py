@@ -1,5 +1,9 @@
 """Operators of SSD: reference, Triton and public function in one folder each, C++ and CUDA in csrc."""
 
+from importlib.util import find_spec
+
+import torch
+
 from .embedding import embedding
 from .kv_copy import kv_copy
 from .linear import linear, linear_swiglu, pack_linear
@@ -35,3 +39,8 @@ __all__ = [
     "verify_rejection",
     "verify_swap",
 ]
+
+if torch.version.cuda and find_spec("triton"):
+    from . import cuda
+
+    cuda.register()

@@ -1,6 +1,7 @@
 // The noise of sampling: Philox4x32-10 (Salmon et al., SC 2011), a function of seed, position, token id and purpose.
 //
-// key = the 64-bit seed, counter = (position, token div 4, purpose, 0), word token mod 4. Plain header: for C++ and CUDA.
+// key = the 64-bit seed, counter = (position, token div 4, purpose, 0), word token mod 4.
+// Plain header: for C++ and CUDA.
 #pragma once
 #include <cmath>
 #include <cstdint>

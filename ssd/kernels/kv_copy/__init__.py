@@ -6,12 +6,12 @@ from .. import library  # noqa: F401
 
 
 def kv_copy(k_cache: torch.Tensor, v_cache: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
-    """For i in order: slot targets[i] becomes what slot sources[i] holds at that time, in every layer, in place.
+    """Slot targets[i] becomes what slot sources[i] held before the call, in every layer, in place.
 
     k_cache, v_cache: [layers, pages, page_size, kv heads, head_dim], contiguous, one dtype; sources, targets: int64
-    [n] of physical slots, page * page_size + offset; a pair with a negative number is skipped. An ascending path that
-    moves down (targets[i] <= sources[i]) is never overwritten before it is read.
-    Raises ValueError or TypeError that names the argument.
+    [n] of physical slots, page * page_size + offset; a pair with a negative number is skipped. All sources are read
+    before a target is written, so one pair's target may be another's source: chains, swaps and cycles are right.
+    Raises ValueError or TypeError that names the argument, also for a target that is named twice.
     """
     torch.ops.ssd.kv_copy(k_cache, v_cache, sources, targets)
 
