@@ -1,10 +1,27 @@
 """The threads of the calling thread's kernels."""
 
+import os
+import threading
+
 import torch
 
 from ssd.kernels import library  # noqa: F401  (loads torch.ops.ssd)
 
 CORES = tuple(torch.ops.ssd.allowed_cores())  # of the process, whatever core a lane pins its thread to
+
+
+def usable_cores() -> list[int]:
+    """Every core that the system grants this process, also where a thread library has bound the main thread."""
+    out = []
+
+    def ask():
+        os.sched_setaffinity(0, range(os.cpu_count()))
+        out.extend(sorted(os.sched_getaffinity(0)))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    return out
 
 
 def cores_of(threads: int | list[int] | None) -> list[int] | None:
@@ -20,8 +37,9 @@ def cores_of(threads: int | list[int] | None) -> list[int] | None:
             raise ValueError(f"threads: got {threads}, wanted 1 to {len(CORES)}, the cores of this process")
         return [-1] * threads
     cores = list(threads)
-    if not cores or len(set(cores)) < len(cores) or not set(cores) <= set(CORES):
-        raise ValueError(f"threads: got cores {cores}, wanted different ones out of {list(CORES)}")
+    usable = usable_cores()
+    if not cores or len(set(cores)) < len(cores) or not set(cores) <= set(usable):
+        raise ValueError(f"threads: got cores {cores}, wanted different ones out of {usable}")
     return cores
 
 
