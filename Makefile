@@ -8,7 +8,7 @@ PIP := $(PY) -m pip install -q --disable-pip-version-check
 RESULTS := bench/results
 export CXX ?= g++
 
-.PHONY: setup dev run test lint bench bench-e2e clean
+.PHONY: setup dev run test lint bench bench-e2e kernel-report clean
 setup: ssd/_C.so
 
 # A CUDA build of torch that PYTHON already has is kept and seen from the virtual environment.
@@ -46,6 +46,10 @@ bench: dev
 	$(PY) -m bench.roofline --json $(RESULTS)/roofline.json
 	$(PY) -m bench.linear --json $(RESULTS)/linear.json
 	$(PY) -m bench.kernels --json $(RESULTS)/kernels.json $(ARGS)
+
+# Compiles every GPU kernel for sm_80, sm_90 and sm_100; no GPU is needed, Triton is (.venv/bin/pip install triton).
+kernel-report: dev
+	$(PY) -m bench.kernel_report --json $(RESULTS)/kernel_report.json $(ARGS)
 
 # The other systems are optional: .venv/bin/pip install -r bench/requirements.txt
 bench-e2e: dev

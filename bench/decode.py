@@ -143,10 +143,10 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
 
-    from ssd.model import Tokenizer, hub
+    from ssd.model import Tokenizer, resolve
 
-    target = str(hub.resolve(args.target) if args.target else hub.resolve())
-    tokenizer = Tokenizer.load(target)
+    target = str(resolve(args.target))
+    tokenizer = Tokenizer(target)
     texts = read_workloads(args.data or sorted(map(str, PROMPTS.glob("*.jsonl"))), args.limit)
     workloads = {w: [tokenizer.encode_chat([{"role": "user", "content": p}]) for p in ps] for w, ps in texts.items()}
     systems = ["ssd", *filter(None, args.peers.split(","))]

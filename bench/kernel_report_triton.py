@@ -1,9 +1,13 @@
-"""Compiles Triton kernels without a GPU: wrappers run on meta tensors, launches are recorded, then compiled for a target."""
+"""Triton kernels for the kernel report: wrappers run on meta tensors, their launches are recorded, then compiled.
+
+No GPU is needed, and Triton brings the assembler and the disassembler.
+"""
 
 import contextlib
 import re
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +16,17 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
+
+from ssd.kernels.kv_copy.triton import kv_copy
+from ssd.kernels.linear.triton import linear, linear_swiglu
+from ssd.kernels.norm.triton import add_rms_norm
+from ssd.kernels.rope_append.triton import rope_append
+from ssd.kernels.sample.triton import sample
+from ssd.kernels.top_f.triton import top_f
+from ssd.kernels.tree_attention.triton import tree_attention
+from ssd.kernels.verify.triton import verify_coupled
+
+from .kernel_report_shapes import MODELS, Model
 
 TYPES = {
     torch.float32: "fp32",
@@ -83,14 +98,142 @@ def disassemble(compiled) -> dict:
             subprocess.run([TOOLS / "cuobjdump", flag, file.name], capture_output=True, text=True, check=True).stdout
             for flag in ("-sass", "-res-usage")
         )
-    count = {m: len(re.findall(rf"\b{m}\b", sass)) for m in ("STL", "LDL")}
+    spilled = re.search(r"\b(STL|LDL)\b", sass)
     mma = sorted(set(re.findall(r"\b((?:HMMA|HGMMA|UTCHMMA|IMMA|QGMMA)[.\w]*)", sass)))
     registers, stack = (int(re.search(rf"\b{k}:(\d+)", usage)[1]) for k in ("REG", "STACK"))
     return {
         "registers": registers,
-        "spill_bytes": 0 if not any(count.values()) else stack,
+        "spill_bytes": stack if spilled else 0,
         "stack_bytes": stack,
         "shared_bytes": compiled.metadata.shared,
         "mma": mma,
         "wide_loads": len(re.findall(r"\b(?:LDG|LDGSTS)\S*\.128\b", sass)),
     }
+
+
+def meta(*shape: int, dtype=torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def ints(*shape: int) -> torch.Tensor:
+    return meta(*shape, dtype=torch.int32)
+
+
+def longs(*shape: int) -> torch.Tensor:
+    return meta(*shape, dtype=torch.int64)
+
+
+def floats(*shape: int) -> torch.Tensor:
+    return meta(*shape, dtype=torch.float32)
+
+
+@dataclass
+class Case:
+    """One call of an operator. bytes: what has to come from and go to memory; flops: of its products."""
+
+    shape: str
+    dtype: str
+    head_dim: int
+    bytes: int
+    flops: int
+    launches: list[Launch]
+
+
+def attention(model: Model, dtype: torch.dtype, batch: int, rows: int, prefix: int, tree: bool) -> Case:
+    m, size, total = model, dtype.itemsize, batch * rows
+    cache = meta(batch * prefix // 16 + 8, 16, m.kv_heads, m.head_dim, dtype=dtype)
+    mask = longs(total, 1) if tree else None
+    with recorded() as launches:
+        table = ints(batch, -(-(prefix + rows) // 16))
+        q = meta(total, m.heads, m.head_dim, dtype=dtype)
+        tree_attention(q, cache, cache, table, ints(batch), ints(batch + 1), mask, m.head_dim**-0.5)
+    keys = batch * (prefix + rows)
+    moved = 2 * keys * m.kv_heads * m.head_dim * size + 2 * total * m.heads * m.head_dim * size + 8 * total * tree
+    kind = "tree" if tree else "chain"
+    shape = f"{m.name} {kind} batch {batch} rows {rows} prefix {prefix}"
+    flops = 4 * total * m.heads * m.head_dim * (prefix + rows)
+    return Case(shape, str(dtype).split(".")[1], m.head_dim, moved, flops, launches)
+
+
+def product(model: Model, format: str, layer: str, rows: int) -> Case:
+    n, k = model.layers[layer]
+    dtype = torch.float16 if format == "fp16" else torch.bfloat16
+    packed = meta(n // 16, k * 33 // 2, dtype=torch.uint8) if format == "int8" else meta(n // 16, 16, k, dtype=dtype)
+    x, swiglu, residual = meta(rows, k, dtype=dtype), layer == "gate_up", layer in ("o", "down")
+    with recorded() as launches:
+        if swiglu:
+            linear_swiglu(x, packed, n)
+        else:
+            linear(x, packed, n, None, floats(rows, n) if residual else None)
+    moved = packed.nbytes + x.nbytes + rows * (n // 2 * 2 if swiglu else n * 4 * (1 + residual))
+    return Case(
+        f"{model.name} {layer} {n} x {k} rows {rows}", format, model.head_dim, moved, 2 * rows * n * k, launches
+    )
+
+
+def others(model: Model, rows: int) -> list[Case]:
+    """The kernels without products: what they move is all there is to say."""
+    m, vocab, made = model, model.vocab, []
+    heads, cache = m.heads + 2 * m.kv_heads, meta(m.depth, 256, 16, m.kv_heads, m.head_dim)
+    filters = (floats(rows), ints(rows), floats(rows), floats(rows), longs(rows), longs(rows))
+    one = (floats(1), ints(1), floats(1), floats(1), longs(1), longs(1))
+
+    def case(name, moved, call, *args):
+        with recorded() as launches:
+            call(*args)
+        made.append(Case(f"{m.name} {name} rows {rows}", "bfloat16", m.head_dim, moved, 0, launches))
+
+    hidden, logits = floats(rows, m.hidden), floats(rows, vocab)
+    case("norm", 14 * rows * m.hidden, add_rms_norm, hidden, hidden, meta(m.hidden), 1e-5)
+    tables, qkv = floats(8192, m.head_dim // 2), floats(rows, heads * m.head_dim)
+    places = (ints(rows), longs(rows), cache[0], cache[0])
+    case("rope", 6 * rows * heads * m.head_dim, rope_append, qkv, tables, tables, *places)
+    token = 2 * cache[0, 0, 0].nbytes
+    case("kv_copy", 2 * m.depth * rows * token, kv_copy, cache, cache, longs(rows), longs(rows))
+    case("sample", 4 * rows * vocab, sample, logits, *filters)
+    case("top_f", 4 * rows * vocab, top_f, logits, *filters, 4, longs(rows, 4))
+    tree = (ints(2), ints(1, rows - 1), meta(1, rows - 1, dtype=torch.int8))
+    case("verify_coupled", 4 * rows * vocab, verify_coupled, logits, *tree, *one)
+    return made
+
+
+def cases(quick: bool) -> list[Case]:
+    """quick: the few that the tests compile, bfloat16 at head_dim 64 and 128."""
+    if quick:
+        small, large = MODELS["Llama-1B"], MODELS["Llama-8B"]
+        return [
+            *(attention(m, torch.bfloat16, 1, 8, 4096, tree) for m, tree in ((small, True), (large, False))),
+            product(large, "bf16", "qkv", 8),
+            product(small, "int8", "gate_up", 8),
+        ]
+    found = []
+    for m in MODELS.values():
+        for dtype in (torch.bfloat16, torch.float16):
+            found += [
+                attention(m, dtype, *size) for size in ((1, 8, 4096, True), (32, 8, 4096, True), (1, 8, 32768, True))
+            ]
+            found += [attention(m, dtype, *size) for size in ((1, 1, 4096, False), (1, 512, 4096, False))]
+        for format in ("bf16", "int8", *["fp16"] * (m.head_dim == 128)):
+            found += [product(m, format, layer, rows) for layer in m.layers for rows in (8, 64, 512)]
+    return found + others(MODELS["Llama-8B"], 8)
+
+
+def rows(archs: tuple[int, ...], quick: bool = False) -> Iterator[dict]:
+    for case in cases(quick):
+        for launch in case.launches:
+            main = launch is max(case.launches, key=lambda x: "_fwd_" in x.name)
+            if quick and not main:
+                continue
+            for arch in archs:
+                yield {
+                    "kernel": launch.name,
+                    "form": "triton",
+                    "arch": f"sm_{arch}",
+                    "dtype": case.dtype,
+                    "head_dim": case.head_dim,
+                    "shape": case.shape,
+                    "threads": 32 * launch.options.get("num_warps", 4),
+                    **disassemble(compile_launch(launch, arch)),
+                    "bytes": case.bytes if main else None,
+                    "flops": case.flops if main else None,
+                }

@@ -17,7 +17,7 @@
 namespace ssd {
 namespace SSD_ISA {
 
-constexpr int kSpan = 256, kBlock = 64;
+constexpr int kSpan = 256, kBlock = 64, kKeys = 64;  // positions, vectors of a task, keys scored at once
 
 struct Block {  // the vectors of one task
   int n, head_dim, words;
@@ -32,7 +32,7 @@ struct Scratch {
   std::vector<float> memory;
   float *q, *s, *y, *o, *kt, *v, *ts, *tv;
   Scratch(int d, int slots) {
-    const int64_t sizes[] = {kBlock * d, kBlock * kSpan, kBlock * d, kBlock * d, 16 * d, kSpan * d, kBlock * slots, slots * d};
+    const int64_t sizes[] = {kBlock * d, kBlock * kSpan, kBlock * d, kBlock * d, kKeys * d, kSpan * d, kBlock * slots, slots * d};
     float** parts[] = {&q, &s, &y, &o, &kt, &v, &ts, &tv};
     int64_t total = 16;
     for (int64_t n : sizes) total += n;
@@ -54,26 +54,31 @@ template <class T> struct Keys {
       if (++slot == page_size) slot = 0, ++page;
     }
   }
+  void fetch(int64_t first, int n, int d) const {
+    const T* at[kKeys];
+    addresses(first, n, at);
+    for (int i = 0; i < n; ++i)
+      for (size_t b = 0; b < d * sizeof(T); b += 64) __builtin_prefetch((const char*)at[i] + b);
+  }
 };
 
-// Scores of keys [first, first + n), n <= 16, into 16 columns of s for vectors [i0, i1).
+// Scores of keys [first, first + n), n <= kKeys, into columns of s for vectors [i0, i1).
 template <class T>
 void scores(const AttentionArgs& a, const Block& b, Scratch& z, const Keys<T>& keys, int64_t first, int n, int i0, int i1,
             float* s, int lds) {
-  const int d = b.head_dim;
+  const int d = b.head_dim, panels = (n + 15) / 16;
   const T* at[16];
-  keys.addresses(first, n, at);
-  transpose16(at, n, d, z.kt);
-  product(z.q + i0 * d, d, i1 - i0, z.kt, 16 * d, 1, d, s + i0 * lds, lds);
-  const f32x16 scale = set1(a.scale), one = set1(1.f);
-  for (int i = i0; i < i1; ++i) {
-    f32x16 x = load(s + i * lds) * scale;
-    if (a.softcap > 0) {  // cap * tanh(x / cap)
-      const f32x16 e = exp(x * set1(2.f / a.softcap));
-      x = set1(a.softcap) * (one - set1(2.f) / (e + one));
-    }
-    store(s + i * lds, x);
+  for (int p = 0; p < panels; ++p) {
+    const int m = std::min(16, n - 16 * p);
+    keys.addresses(first + 16 * p, m, at);
+    transpose16(at, m, d, z.kt + 16 * p * d);
   }
+  product(z.q + i0 * d, d, i1 - i0, z.kt, 16 * d, panels, d, s + i0 * lds, lds);
+  for (int i = i0; i < i1 && a.softcap > 0; ++i)
+    for (int p = 0; p < panels; ++p) {  // cap * tanh(x / cap)
+      const f32x16 one = set1(1.f), e = exp(load(s + i * lds + 16 * p) * set1(2.f / a.softcap));
+      store(s + i * lds + 16 * p, set1(a.softcap) * (one - set1(2.f) / (e + one)));
+    }
 }
 
 // Values of keys [first, first + n) as panels [D / 16][stride][16], from column c on.
@@ -85,6 +90,26 @@ template <class T> void values(const Keys<T>& keys, int64_t first, int n, int d,
     for (int i = 0; i < m; ++i)
       for (int p = 0; p < d / 16; ++p) store(v + (int64_t(p) * stride + c + j + i) * 16, load(at[i] + 16 * p));
   }
+}
+
+// y[r] = sum over keys of s[r][key] times the value at at[key]: the chain of `product`, for up to kRowTile vectors.
+template <class T> void weighted_sum(const float* s, int rows, const T* const* at, int n, int d, float* y) {
+  with_rows(rows, SSD_EACH(rt) {
+    constexpr int NP = rt == 1 ? 4 : rt <= kRowTile / 2 ? 2 : 1;
+    auto panels = [&](auto np, int p) __attribute__((always_inline)) {
+      f32x16 acc[rt * np];
+      unroll<rt * np>(SSD_EACH(i) { acc[i] = zero(); });
+      for (int j = 0; j < n; ++j)
+        unroll<np>(SSD_EACH(c) {
+          const f32x16 v = load(at[j] + 16 * (p + c));
+          unroll<rt>(SSD_EACH(r) { acc[r * np + c] = fma(set1(s[r * kSpan + j]), v, acc[r * np + c]); });
+        });
+      unroll<rt>(SSD_EACH(r) { unroll<np>(SSD_EACH(c) { store(y + r * d + 16 * (p + c), acc[r * np + c]); }); });
+    };
+    int p = 0;
+    for (; p + NP <= d / 16; p += NP) panels(std::integral_constant<int, NP>{}, p);
+    for (; p < d / 16; ++p) panels(std::integral_constant<int, 1>{}, p);
+  });
 }
 
 // s[0, n) becomes e^(s - maximum); returns maximum and sum.
@@ -147,12 +172,18 @@ void span_pass(const AttentionArgs& a, Block& b, Scratch& z, const Keys<T>& ks, 
     total[i] = std::clamp(all - p0, 0, kSpan);
     most = std::max(most, implicit[i]);
   }
-  for (int j = 0; j < most; j += 16) {
+  for (int j = 0; j < most; j += kKeys) {
     int i0 = 0;  // rows see more keys the later they come
     while (implicit[i0] <= j) ++i0;
-    scores(a, b, z, ks, p0 + j, std::min(16, most - j), i0, b.n, z.s + j, kSpan);
+    const int n = std::min(kKeys, most - j), ahead = std::min(j + kKeys, most);  // memory works while this is computed
+    ks.fetch(p0 + ahead, std::min(kKeys, most - ahead), d);
+    vs.fetch(p0 + j, n, d);
+    scores(a, b, z, ks, p0 + j, n, i0, b.n, z.s + j, kSpan);
   }
-  values(vs, p0, most, d, z.v, kSpan, 0);
+  const bool direct = b.n <= kRowTile;  // one tile of vectors reads the values where they are
+  const T* at[kSpan];
+  if (direct) vs.addresses(p0, most, at);
+  else values(vs, p0, most, d, z.v, kSpan, 0);
   float ms[kBlock], ls[kBlock];
   int32_t list[kSpan];
   for (int i = 0; i < b.n; ++i) {
@@ -167,7 +198,8 @@ void span_pass(const AttentionArgs& a, Block& b, Scratch& z, const Keys<T>& ks, 
     const int n = std::min(kRowTile, b.n - i0);
     int common = kSpan;
     for (int i = i0; i < i0 + n; ++i) common = std::min(common, implicit[i]);
-    product(z.s + i0 * kSpan, kSpan, n, z.v, 16 * kSpan, d / 16, common, z.y + i0 * d, d);
+    if (direct) weighted_sum(z.s, n, at, common, d, z.y);
+    else product(z.s + i0 * kSpan, kSpan, n, z.v, 16 * kSpan, d / 16, common, z.y + i0 * d, d);
     i0 += n;
     for (int i = i0 - n; i < i0; ++i) {
       if (total[i] == 0) continue;
@@ -176,7 +208,7 @@ void span_pass(const AttentionArgs& a, Block& b, Scratch& z, const Keys<T>& ks, 
       for (int p = 0; p < d / 16 && common < total[i]; ++p) {
         f32x16 acc = load(z.y + i * d + 16 * p);
         for (int j = common; j < implicit[i]; ++j)
-          acc = fma(set1(z.s[i * kSpan + j]), load(z.v + (int64_t(p) * kSpan + j) * 16), acc);
+          acc = fma(set1(z.s[i * kSpan + j]), direct ? load(at[j] + 16 * p) : load(z.v + (int64_t(p) * kSpan + j) * 16), acc);
         for (int j = implicit[i]; j < total[i]; ++j)
           acc = fma(set1(z.s[i * kSpan + j]), load(z.tv + (int64_t(p) * slots + list[j - implicit[i]]) * 16), acc);
         store(z.y + i * d + 16 * p, acc);
@@ -211,7 +243,7 @@ template <class F> SSD_INLINE void with_type(Type t, F&& f) {
 inline void read_vector(const AttentionArgs& a, int64_t row, int64_t head, float* q) {
   with_type(a.q_type, [&](auto* null) {
     const auto* p = (decltype(null))a.q + row * a.q_row + head * a.q_head;
-    for (int j = 0; j < a.head_dim; j += 16) store(q + j, load(p + j));
+    for (int j = 0; j < a.head_dim; j += 16) store(q + j, load(p + j) * set1(a.scale));
   });
 }
 

@@ -35,6 +35,7 @@ std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual,
 }
 
 void bind_threads(at::IntArrayRef cores) { ssd::bind({cores.begin(), cores.end()}); }
+std::vector<int64_t> allowed_cores() { return {ssd::allowed_cores().begin(), ssd::allowed_cores().end()}; }
 int64_t num_threads() { return ssd::pool().size(); }
 void set_isa(c10::string_view name) { ssd::set_isa(std::string(name).c_str()); }
 std::string isa() { return ssd::kernels().isa; }
@@ -47,6 +48,7 @@ TORCH_LIBRARY_IMPL(ssd, CPU, m) {
 }
 TORCH_LIBRARY_IMPL(ssd, CompositeExplicitAutograd, m) {
   m.impl("bind_threads", bind_threads);
+  m.impl("allowed_cores", allowed_cores);
   m.impl("num_threads", num_threads);
   m.impl("set_isa", set_isa);
   m.impl("isa", isa);

@@ -1,7 +1,7 @@
 // Packed linear: y = x W^T (+ bias) (+ residual), or silu(gate) * up of interleaved panels.
 //
-// Every output element is one chain of fused multiply-adds over k, ascending, whatever
-// the number of rows, threads or lanes. int8: exact integer dot products over groups of
+// Every output element is one fixed sequence of operations (dot.h), whatever the number of
+// rows, threads or lanes. int8: exact integer dot products over groups of
 // 64, one fma a group. A panel is read from memory once for all rows.
 #pragma once
 #include "dot.h"
@@ -74,7 +74,7 @@ SSD_INLINE i32x16 finish(const Quad&, i32x16 a) { return a; }
 
 template <int RT, int NP>
 SSD_INLINE void dot_int8(const int8_t* x, int64_t ldx, const float* xs, int64_t n_groups, const int8_t* w, float* y,
-                         int64_t ldy) {
+                         int64_t ldy, Ahead ahead) {
   f32x16 acc[RT * NP];
   unroll<RT * NP>(SSD_EACH(i) { acc[i] = zero(); });
   for (int64_t g = 0; g < n_groups; ++g)
@@ -84,8 +84,8 @@ SSD_INLINE void dot_int8(const int8_t* x, int64_t ldx, const float* xs, int64_t 
       i32x16 sum[RT];
       unroll<RT>(SSD_EACH(r) { sum[r] = izero(); });
       Quad q = first_quad();
-      for (int j = 0; j < kGroup / 4; ++j) {
-        __builtin_prefetch(wg + 64 * j + 2 * kGroupBytes);
+      for (int j = 0; j < kGroup / 4; ++j, ahead.p += ahead.step) {
+        __builtin_prefetch(ahead.p);
         load_quad(q, wg + 64 * j);
         unroll<RT>(SSD_EACH(r) { sum[r] = dot4(q, load_dword(xg + r * ldx + 4 * j), sum[r]); });
       }
@@ -122,12 +122,14 @@ inline void quantise(const float* x, int64_t rows, int64_t k, int8_t* q, float* 
 }
 
 // Products of NP panels from p on with RT rows from r on, into y [RT][NP][16].
-template <class T, int RT, int NP> SSD_INLINE void tile(const LinearArgs& a, int64_t r, int64_t p, float* y, int64_t ldy) {
+template <class T, int RT, int NP>
+SSD_INLINE void tile(const LinearArgs& a, int64_t r, int64_t p, float* y, int64_t ldy, Ahead ahead) {
   if constexpr (std::is_same_v<T, int8_t>) {
     const int64_t g = groups(a.k);
-    dot_int8<RT, NP>(a.xq + r * g * kGroup, g * kGroup, a.xs + r * g, g, (const int8_t*)a.w + p * g * kGroupBytes, y, ldy);
+    dot_int8<RT, NP>(a.xq + r * g * kGroup, g * kGroup, a.xs + r * g, g, (const int8_t*)a.w + p * g * kGroupBytes, y, ldy,
+                     ahead);
   } else {
-    dot<T, RT, NP, 1024>(a.x + r * a.k, a.k, (const T*)a.w + p * a.k * kPanel, a.k * kPanel, a.k, y, ldy);
+    dot<T, RT, NP, true>(a.x + r * a.k, a.k, (const T*)a.w + p * a.k * kPanel, a.k * kPanel, a.k, y, ldy, ahead);
   }
 }
 
@@ -155,6 +157,8 @@ template <class T> inline void linear_typed(const LinearArgs& a, Team& team) {
   const int64_t step = a.swiglu ? 2 : 1, tiles = (a.rows + kRowTile - 1) / kRowTile;
   int64_t b0, b1;
   team.share(panels(a.n) / step, b0, b1);
+  const int64_t panel = kInt8 ? groups(a.k) * kGroupBytes : a.k * kPanel * int64_t(sizeof(T));  // bytes
+  const int64_t chunk = kInt8 ? 64 : kPanel * sizeof(T);                                      // bytes a step
   float y[kRowTile * 4 * kPanel];
   for (int64_t p = b0 * step, end = b1 * step; p < end;) {
     // few rows need several panels for enough independent chains of fma; integer sums do not
@@ -162,10 +166,14 @@ template <class T> inline void linear_typed(const LinearArgs& a, Team& team) {
     for (int64_t t = 0; t < tiles; ++t) {
       const int64_t r = a.rows * t / tiles, ldy = np * kPanel;
       const int rows = int(a.rows * (t + 1) / tiles - r);
+      // one tile reads on in its panel; several fetch the next panel together, so that memory is always busy
+      const char* next = (const char*)a.w + p * panel;
+      Ahead ahead = tiles == 1 ? Ahead{next + (kInt8 ? 2 * kGroupBytes : 1024), chunk}
+                               : Ahead{next + np * panel + panel * t / tiles, chunk / tiles};
       with_rows(rows, SSD_EACH(rt) {
         constexpr int NP = kInt8 ? 1 : rt == 1 ? 4 : rt <= kRowTile / 2 ? 2 : 1;
-        if (np == NP) tile<T, rt, NP>(a, r, p, y, ldy);
-        else for (int j = 0; j < np; ++j) tile<T, rt, 1>(a, r, p + j, y + j * kPanel, ldy);
+        if (np == NP) tile<T, rt, NP>(a, r, p, y, ldy, ahead);
+        else for (int j = 0; j < np; ++j, ahead.p += panel) tile<T, rt, 1>(a, r, p + j, y + j * kPanel, ldy, ahead);
       });
       epilogue(a, r, rows, p, np, y, ldy);
     }

@@ -25,15 +25,29 @@ void wait_change(const std::atomic<uint32_t>& word, uint32_t old) {
   word.wait(old, std::memory_order_acquire);
 }
 
-void pin(int core) {
-  if (core < 0) return;
+// Taken when the library is loaded: a thread that is pinned later must not narrow what others may use.
+const std::vector<int> allowed = [] {
+  std::vector<int> cores;
   cpu_set_t set;
   CPU_ZERO(&set);
-  CPU_SET(core, &set);
-  sched_setaffinity(0, sizeof set, &set);
+  if (sched_getaffinity(0, sizeof set, &set) == 0)
+    for (int c = 0; c < CPU_SETSIZE; ++c)
+      if (CPU_ISSET(c, &set)) cores.push_back(c);
+  if (cores.empty()) cores.resize(std::max(1u, std::thread::hardware_concurrency()), -1);
+  return cores;
+}();
+
+// On one core, or for -1 on every core of the process.
+void pin(int core) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (int c : core < 0 ? allowed : std::vector<int>{core})
+    if (c >= 0) CPU_SET(c, &set);
+  if (CPU_COUNT(&set)) sched_setaffinity(0, sizeof set, &set);
 }
 
 thread_local std::unique_ptr<Pool> own;
+thread_local bool pinned = false;  // by us
 
 }  // namespace
 
@@ -49,7 +63,9 @@ void Team::barrier() {
 }
 
 Pool::Pool(const std::vector<int>& cores) : size_(std::max<int>(1, cores.size())) {
-  if (!cores.empty()) pin(cores[0]);
+  const int first = cores.empty() ? -1 : cores[0];
+  if (first >= 0 || pinned) pin(first);
+  pinned = first >= 0;
   for (int r = 1; r < size_; ++r)
     threads_.emplace_back([this, r, core = cores[r]] { pin(core), work(r); });
 }
@@ -87,13 +103,10 @@ void bind(const std::vector<int>& cores) {
   own = std::make_unique<Pool>(cores);
 }
 
+const std::vector<int>& allowed_cores() { return allowed; }
+
 Pool& pool() {
-  if (!own) {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : (int)std::thread::hardware_concurrency();
-    own = std::make_unique<Pool>(std::vector<int>(n, -1));
-  }
+  if (!own) own = std::make_unique<Pool>(std::vector<int>(allowed.size(), -1));
   return *own;
 }
 

@@ -51,5 +51,6 @@ class Pool {
 // nothing and get one of their own, of every core that the process may use.
 Pool& pool();
 void bind(const std::vector<int>& cores);
+const std::vector<int>& allowed_cores();  // of the process, as it was when the library was loaded
 
 }  // namespace ssd

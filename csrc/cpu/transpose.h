@@ -11,10 +11,9 @@ SSD_INLINE __m256 load8(const fp16* p) { return _mm256_cvtph_ps(_mm_loadu_si128(
 SSD_INLINE __m256 load8(const bf16* p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
 }
-// Eight rows of eight to eight columns, 16 floats apart.
-template <class T> SSD_INLINE void transpose8(const T* const* at, int64_t j, float* out) {
-  __m256 r[8], t[8];
-  unroll<8>(SSD_EACH(i) { r[i] = load8(at[i] + j); });
+// Eight rows of eight dwords to eight columns.
+SSD_INLINE void transpose8x8(__m256 (&r)[8]) {
+  __m256 t[8];
   unroll<4>(SSD_EACH(i) {
     t[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
     t[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
@@ -26,22 +25,42 @@ template <class T> SSD_INLINE void transpose8(const T* const* at, int64_t j, flo
     });
   });
   unroll<4>(SSD_EACH(c) {
-    _mm256_storeu_ps(out + 16 * c, _mm256_permute2f128_ps(r[c], r[c + 4], 0x20));
-    _mm256_storeu_ps(out + 16 * (c + 4), _mm256_permute2f128_ps(r[c], r[c + 4], 0x31));
+    t[c] = _mm256_permute2f128_ps(r[c], r[c + 4], 0x20);
+    t[c + 4] = _mm256_permute2f128_ps(r[c], r[c + 4], 0x31);
+  });
+  unroll<8>(SSD_EACH(c) { r[c] = t[c]; });
+}
+// Elements j to j + 15 of eight keys, into rows of 16 floats.
+template <class T> SSD_INLINE void transpose8(const T* const* at, int64_t j, float* out) {
+  unroll<2>(SSD_EACH(h) {
+    __m256 r[8];
+    unroll<8>(SSD_EACH(i) { r[i] = load8(at[i] + j + 8 * h); });
+    transpose8x8(r);
+    unroll<8>(SSD_EACH(c) { _mm256_storeu_ps(out + 16 * (8 * h + c), r[c]); });
+  });
+}
+SSD_INLINE void transpose8(const bf16* const* at, int64_t j, float* out) {  // as pairs, half the shuffles
+  __m256 r[8];
+  unroll<8>(SSD_EACH(i) { r[i] = _mm256_loadu_ps((const float*)(at[i] + j)); });
+  transpose8x8(r);
+  unroll<8>(SSD_EACH(c) {
+    const __m256i w = _mm256_castps_si256(r[c]);
+    _mm256_storeu_ps(out + 32 * c, _mm256_castsi256_ps(_mm256_slli_epi32(w, 16)));
+    _mm256_storeu_ps(out + 32 * c + 16, _mm256_castsi256_ps(_mm256_and_si256(w, _mm256_set1_epi32(0xffff0000))));
   });
 }
 #endif
 
-// Keys at[0..n), n <= 16; the columns of missing keys are zero.
+// Keys at[0..n), n <= 16; the columns of missing keys are zero. d is a multiple of 16.
 template <class T> inline void transpose16(const T** at, int n, int d, float* out) {
   alignas(64) static const float nothing[256] = {};
   for (int i = n; i < 16; ++i) at[i] = (const T*)nothing;
-  for (int j = 0; j < d; j += 8) {
+  for (int j = 0; j < d; j += 16) {
 #if SSD_AVX2 || SSD_AVX512
     transpose8(at, j, out + 16 * j);
     transpose8(at + 8, j, out + 16 * j + 8);
 #else
-    for (int c = 0; c < 8; ++c)
+    for (int c = 0; c < 16; ++c)
       for (int i = 0; i < 16; ++i) out[16 * (j + c) + i] = to_float(at[i][j + c]);
 #endif
   }

@@ -1,5 +1,9 @@
 """Operators of SSD: reference, Triton and public function in one folder each, C++ and CUDA in csrc."""
 
+from importlib.util import find_spec
+
+import torch
+
 from .embedding import embedding
 from .kv_copy import kv_copy
 from .linear import linear, linear_swiglu, pack_linear
@@ -10,9 +14,11 @@ from .sample import noise_words, sample
 from .top_f import top_f
 from .tree_attention import tree_attention
 from .verify import Kind, Verified, probs, saguaro, verify_coupled, verify_rejection
+from .verify_swap import Swapped, verify_swap
 
 __all__ = [
     "Kind",
+    "Swapped",
     "Verified",
     "add_rms_norm",
     "embedding",
@@ -31,4 +37,10 @@ __all__ = [
     "tree_attention",
     "verify_coupled",
     "verify_rejection",
+    "verify_swap",
 ]
+
+if torch.version.cuda and find_spec("triton"):
+    from . import cuda
+
+    cuda.register()

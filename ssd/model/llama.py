@@ -1,6 +1,5 @@
 """A Llama (Touvron et al., arXiv 2302.13971) over a paged KV cache, as the composition of the operators of ssd."""
 
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,7 +15,8 @@ DTYPES = ("bf16", "fp32", "int8")
 
 
 class Llama:
-    """Weights packed for `linear`; activations float32; KV cache float32 for fp32, else bfloat16.
+    """Weights packed for `linear`; KV cache float32 for fp32, else bfloat16. The device of the tensors is the backend:
+    activations are float32 on the CPU; on CUDA the residual stream is, and what enters a product has the cache's dtype.
 
     Use Llama.load. A row of a batch gets the same logits, bit for bit, whatever other rows come with it.
     """
@@ -28,24 +28,33 @@ class Llama:
         self.flat = [nothing if t is None else t for layer in weights.layers for t in vars(layer).values()]
 
     @classmethod
-    def load(cls, folder: str | Path, dtype: str = "bf16", max_positions: int | None = None) -> "Llama":
+    def load(
+        cls,
+        folder: str | Path,
+        dtype: str = "bf16",
+        max_positions: int | None = None,
+        device: str | torch.device = "cpu",
+    ) -> "Llama":
         """The model of a folder with config.json and *.safetensors.
 
         dtype: "bf16", "fp32" or "int8", the format of the weights in memory. max_positions: longest sequence in
-        tokens (default: what the checkpoint allows). Raises ValueError (one sentence) on an unfit dtype, folder,
-        configuration or checkpoint.
+        tokens (default: what the checkpoint allows). device: where weights, tables and KV caches are. Raises
+        ValueError (one sentence) on an unfit dtype, folder, configuration or checkpoint.
         """
         if dtype not in DTYPES:
             raise ValueError(f"dtype: got {dtype!r}, wanted one of {', '.join(DTYPES)}")
         config = LlamaConfig.from_folder(folder)
         embedding_dtype = torch.float32 if dtype == "fp32" else torch.bfloat16
-        weights = load_weights(config, folder, partial(kernels.pack_linear, format=dtype), embedding_dtype)
-        return cls(config, weights, *rope_tables(config, max_positions), dtype)
+        device = torch.device(device)
+        weights = load_weights(config, folder, lambda w: kernels.pack_linear(w.to(device), dtype), embedding_dtype)
+        if device.type != "cpu":
+            weights.move(device, embedding_dtype)
+        return cls(config, weights, *(t.to(device) for t in rope_tables(config, max_positions)), dtype)
 
     def new_kv_cache(self, num_pages: int, page_size: int = 16) -> KVCache:
         """k, v [layers, num_pages, page_size, kv heads, head_dim]."""
         c, kv_dtype = self.config, torch.float32 if self.dtype == "fp32" else torch.bfloat16
-        return KVCache(c.num_layers, num_pages, page_size, c.num_kv_heads, c.head_dim, kv_dtype)
+        return KVCache(c.num_layers, num_pages, page_size, c.num_kv_heads, c.head_dim, kv_dtype, self.cos.device)
 
     def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
         """Logits float32 [len(batch.logit_rows), vocab]; K and V of the rows are stored at batch.slots."""

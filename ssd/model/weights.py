@@ -38,6 +38,15 @@ class Weights:
     norm: torch.Tensor  # float32 [H]
     lm_head: torch.Tensor  # packed
 
+    def move(self, device: torch.device, norm_dtype: torch.dtype) -> None:
+        """All to a device, norms in the dtype that activations have there."""
+        self.embedding, self.lm_head = self.embedding.to(device), self.lm_head.to(device)
+        self.norm = self.norm.to(device, norm_dtype)
+        for layer in self.layers:
+            for name, tensor in vars(layer).items():
+                if tensor is not None:
+                    setattr(layer, name, tensor.to(device, norm_dtype if name.endswith("norm") else tensor.dtype))
+
 
 class Checkpoint:
     """The tensors of a folder with one or many safetensors files.

@@ -1,12 +1,10 @@
 """The threads of the calling thread's kernels."""
 
-import os
-
 import torch
 
 from ssd.kernels import library  # noqa: F401  (loads torch.ops.ssd)
 
-CORES = tuple(sorted(os.sched_getaffinity(0)))  # of the process, before a lane pins its thread
+CORES = tuple(torch.ops.ssd.allowed_cores())  # of the process, whatever core a lane pins its thread to
 
 
 def cores_of(threads: int | list[int] | None) -> list[int] | None:

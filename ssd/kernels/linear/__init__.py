@@ -5,6 +5,7 @@ import torch
 from .. import library  # noqa: F401
 
 FORMATS = ("fp32", "bf16", "int8")
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def pack_linear(weight: torch.Tensor, format: str) -> torch.Tensor:
@@ -12,7 +13,8 @@ def pack_linear(weight: torch.Tensor, format: str) -> torch.Tensor:
 
     weight: float32 [N, K], contiguous. format: "fp32", "bf16" (to nearest even) or "int8" (symmetric, one fp16
     scale per output and 64 inputs). Returns [panels, K, 16] float32 or bfloat16, or uint8 [panels, groups, 1056]
-    (layout: csrc/include/ssd/packed.h). Raises ValueError or TypeError that names the argument.
+    (layout: csrc/include/ssd/packed.h); on CUDA rows stay whole: [panels, 16, K] ("fp16"
+    too), or uint8 [panels, 1056 groups]. Raises ValueError or TypeError that names the argument.
     """
     return torch.ops.ssd.pack_linear(weight, format)
 
@@ -27,7 +29,7 @@ def linear(
     """x W^T (+ bias) (+ residual).
 
     x: float32 [rows, K], contiguous; packed: from pack_linear, of n outputs; bias: float32 [n]; residual: float32
-    [rows, n]. Returns float32 [rows, n]: fp32 accumulation, one chain of fma per output; int8 weights also
+    [rows, n]. Returns float32 [rows, n]: fp32 accumulation in one fixed order per output; int8 weights also
     quantise x, per row and 64 inputs. Raises ValueError or TypeError that names the argument.
     """
     return torch.ops.ssd.linear(x, packed, n, bias, residual)
@@ -44,6 +46,9 @@ def linear_swiglu(x: torch.Tensor, packed: torch.Tensor, n: int, bias: torch.Ten
 @torch.library.register_fake("ssd::pack_linear")
 def _(weight, format):
     k, panels = weight.shape[1], -(-weight.shape[0] // 16)
+    if weight.device.type != "cpu":
+        shape = (panels, -(-k // 64) * 1056) if format == "int8" else (panels, 16, k)
+        return weight.new_empty(shape, dtype=torch.uint8 if format == "int8" else DTYPES[format])
     if format == "int8":
         return weight.new_empty(panels, -(-k // 64), 1056, dtype=torch.uint8)
     return weight.new_empty(panels, k, 16, dtype=torch.float32 if format == "fp32" else torch.bfloat16)

@@ -11,6 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
+from ..check import check_dtypes
+
 GROUP = 64  # k that share a scale
 BLOCK = 16  # gate and up alternate in blocks of this many rows
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -49,7 +51,7 @@ def add_tile(acc, b_x, b_w, p_s, o_n, m_n, group, INT8: tl.constexpr):
 
 @triton.jit
 def linear_fwd_kernel(
-    x, weight, scales, bias, residual, out, parts, rows, N, K, x_row, w_row, residual_row, part_k,
+    x, weight, scales, bias, residual, out, parts, rows, N, K, x_row, w_row, w_panel, s_panel, residual_row, part_k,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, INT8: tl.constexpr,
     SWIGLU: tl.constexpr, SPLIT: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, DTYPE: tl.constexpr,
     BLOCK: tl.constexpr, GROUP: tl.constexpr,
@@ -62,10 +64,9 @@ def linear_fwd_kernel(
     if SWIGLU:
         o_w = o_n // BLOCK * (2 * BLOCK) + o_n % BLOCK
     p_x = x + o_r.to(tl.int64)[:, None] * x_row
-    p_w = weight + o_w.to(tl.int64)[:, None] * w_row
-    p_s = scales
-    if INT8:
-        p_s = scales + o_w.to(tl.int64) * (w_row // GROUP)
+    panel, at = (o_w // BLOCK).to(tl.int64), o_w % BLOCK
+    p_w = weight + (panel * w_panel + at * w_row)[:, None]
+    p_s = scales + panel * s_panel + at * (w_row // GROUP)
     acc = tl.zeros([BM, BN], tl.float32)
     up = tl.zeros([BM, BN], tl.float32)
     first = split * part_k
@@ -75,8 +76,8 @@ def linear_fwd_kernel(
         b_w = load_rows(p_w, o_k, m_n, K, EVEN)  # [BN, BK]
         acc = add_tile(acc, b_x, b_w, p_s, o_n, m_n, k // GROUP, INT8)
         if SWIGLU:
-            b_u = load_rows(p_w + BLOCK * w_row, o_k, m_n, K, EVEN)
-            up = add_tile(up, b_x, b_u, p_s + BLOCK * (w_row // GROUP), o_n, m_n, k // GROUP, INT8)
+            b_u = load_rows(p_w + w_panel, o_k, m_n, K, EVEN)
+            up = add_tile(up, b_x, b_u, p_s + s_panel, o_n, m_n, k // GROUP, INT8)
     m = m_r[:, None] & m_n[None, :]
     o_out = o_r.to(tl.int64)[:, None] * N + o_n[None, :]
     if SPLIT > 1:
@@ -122,15 +123,19 @@ def linear_merge_kernel(
 
 
 def pack_linear(weight, format):
-    """[N, K] in the dtype of the format; int8: bytes [N * K] then float16 scales [N, K / 64], K padded to a 64."""
-    if format in TORCH_DTYPES:
-        return weight.to(TORCH_DTYPES[format]).contiguous()
-    if format != "int8":
+    """Panels of 16 rows, as on the CPU, but row by row within: [N / 16, 16, K] of the format's dtype, or uint8
+    [N / 16, 16.5 K]: 16 rows of int8, then 16 rows of K / 64 float16 scales, K padded to a multiple of 64."""
+    if format not in (*TORCH_DTYPES, "int8"):
         raise ValueError(f"format: got {format!r}, wanted one of {', '.join((*TORCH_DTYPES, 'int8'))}")
-    groups = torch.nn.functional.pad(weight.float(), (0, -weight.shape[1] % GROUP)).unflatten(1, (-1, GROUP))
+    n, k = weight.shape
+    panels = torch.nn.functional.pad(weight, (0, -k % GROUP if format == "int8" else 0, 0, -n % BLOCK))
+    panels = panels.unflatten(0, (-1, BLOCK))  # [N / 16, 16, K]
+    if format != "int8":
+        return panels.to(TORCH_DTYPES[format], copy=True)
+    groups = panels.float().unflatten(2, (-1, GROUP))
     scales = (groups.abs().amax(-1) / 127).half()
     quants = (groups / scales.float().clamp(min=2**-24)[..., None]).round().clamp(-127, 127).to(torch.int8)
-    return torch.cat([quants.flatten().view(torch.uint8), scales.flatten().view(torch.uint8)])
+    return torch.cat([quants.flatten(1).view(torch.uint8), scales.flatten(1).view(torch.uint8)], 1)
 
 
 def plan(n, k, swiglu):
@@ -153,19 +158,18 @@ def tiles(rows, part, int8, swiglu):
 
 def launch(x, packed, n, bias, residual, swiglu):
     (rows, k), int8 = x.shape, packed.dtype == torch.uint8
+    check_dtypes(torch.float32, bias=bias, residual=residual)
     if x.stride(1) != 1 or (residual is not None and residual.stride(1) != 1):
         raise ValueError(f"x: got strides {x.stride()}, wanted contiguous rows, in x and residual")
+    w_row = triton.cdiv(k, GROUP) * GROUP if int8 else k
+    wanted = (triton.cdiv(n, BLOCK), BLOCK * w_row * 33 // 32) if int8 else (triton.cdiv(n, BLOCK), BLOCK, k)
+    if tuple(packed.shape) != wanted or not packed.is_contiguous():
+        raise ValueError(f"packed: got shape {tuple(packed.shape)}, wanted contiguous {wanted} for {n} x {k}")
     if int8:
-        w_row = triton.cdiv(k, GROUP) * GROUP
-        size = n * w_row
-        if packed.numel() != size + size // GROUP * 2:
-            raise ValueError(f"packed: got {packed.numel()} bytes, wanted {size + size // GROUP * 2} for {n} x {k}")
-        weight, scales = packed[:size].view(torch.int8), packed[size:].view(torch.float16)
+        weight, scales = packed.view(torch.int8), packed.view(torch.float16)[:, BLOCK * w_row // 2 :]
         dtype = x.dtype if x.dtype != torch.float32 else torch.bfloat16
     else:
-        weight, scales, dtype, w_row = packed, packed, packed.dtype, k  # no scales to read
-        if tuple(packed.shape) != (n, k):
-            raise ValueError(f"packed: got shape {tuple(packed.shape)}, wanted {(n, k)}")
+        weight, scales, dtype = packed, packed, packed.dtype  # no scales to read
     columns = n // 2 if swiglu else n
     out = torch.empty((rows, columns), dtype=x.dtype if swiglu else torch.float32, device=x.device)
     if rows == 0:
@@ -179,7 +183,8 @@ def launch(x, packed, n, bias, residual, swiglu):
     residual_row = 0 if residual is None else residual.stride(0)
     tl_dtype = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}[dtype]
     linear_fwd_kernel[triton.cdiv(rows, bm), triton.cdiv(columns, bn), split](
-        x, weight, scales, bias, residual, out, parts, rows, columns, k, x.stride(0), w_row, residual_row, part,
+        x, weight, scales, bias, residual, out, parts, rows, columns, k,
+        x.stride(0), w_row, weight.stride(0), scales.stride(0), residual_row, part,
         BM=bm, BN=bn, BK=bk, EVEN=k % bk == 0 and part % bk == 0, INT8=int8, DTYPE=tl_dtype, GROUP=GROUP, **flags,
         num_warps=warps, num_stages=stages, maxnreg=registers, enable_fp_fusion=False,
     )  # fmt: skip

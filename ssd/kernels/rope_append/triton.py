@@ -2,6 +2,8 @@ import torch
 import triton
 import triton.language as tl
 
+from ..check import check_dtypes
+
 
 @triton.jit
 def rope_append_fwd_kernel(
@@ -36,6 +38,9 @@ def rope_append_fwd_kernel(
 
 def rope_append(qkv, cos, sin, positions, slots, k_cache, v_cache):
     """q [R, Hq, D] in the caches' dtype, in which attention multiplies."""
+    check_dtypes(torch.int32, positions=positions)
+    check_dtypes(torch.int64, slots=slots)
+    check_dtypes(torch.float32, cos=cos, sin=sin)
     rows, (page_size, num_kv_heads, dim) = qkv.shape[0], k_cache.shape[1:]
     num_heads = qkv.shape[1] // dim - 2 * num_kv_heads
     q = torch.empty((rows, num_heads, dim), dtype=k_cache.dtype, device=qkv.device)

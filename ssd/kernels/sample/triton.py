@@ -1,14 +1,16 @@
 """Coupled sampling in Triton: the statistics of a row in chunks, its filters, the scores in chunks, the answer.
 
-Integers equal the reference's. A sum of probabilities is one of integers (exp z in units of 2^-40), so it has the same
-value in any order. The filters search the 31 bits of -z, whose order is that of z, from the top bit down: no sort, and a
-row's cut depends on that row alone. Nothing waits for the device: a row with NaN, +inf or nothing but -inf gets token -1
+Integers equal the reference's. A sum of probabilities is one of integers (exp z in units of 2^-40), so it has the
+same value in any order. The filters bisect the 31 bits of -z, which ascend as z descends: no sort, and a row's cut
+depends on that row alone. Nothing waits for the device: a row with NaN, +inf or nothing but -inf gets token -1
 and log-probability NaN, where the CPU form raises.
 """
 
 import torch
 import triton
 import triton.language as tl
+
+from ..check import check_dtypes
 
 CHUNK = 4096
 ALL = tl.constexpr(0x7F7FFFFF)  # bits of the greatest finite -z: what a row without filters keeps
@@ -42,7 +44,9 @@ def noise_of_ids(seed, position, purpose, ids):
     """Words of any ids int64 [CHUNK]."""
     zero = ids * 0
     k0, k1 = (zero + seed).to(tl.uint32), ((zero + seed) >> 32).to(tl.uint32)
-    c0, c1, c2, c3 = philox((zero + position).to(tl.uint32), (ids // 4).to(tl.uint32), (zero + purpose).to(tl.uint32), k0, k1)
+    c0, c1, c2, c3 = philox(
+        (zero + position).to(tl.uint32), (ids // 4).to(tl.uint32), (zero + purpose).to(tl.uint32), k0, k1
+    )
     return tl.where(ids % 4 == 0, c0, tl.where(ids % 4 == 1, c1, tl.where(ids % 4 == 2, c2, c3)))
 
 
@@ -152,7 +156,7 @@ def filter_kernel(
     logits, stats, temperature, top_k, top_p, min_p, entries, cuts, vocab, logits_row, chunks,
     ENTRIES: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """cuts int32 [rows, 2]: a token survives if its bits are below the first, or equal and its id at most the second."""
+    """cuts int32 [rows, 2]: a token survives with bits below the first, or equal and its id at most the second."""
     row = tl.program_id(0).to(tl.int64)
     entry = row
     if ENTRIES:
@@ -181,7 +185,7 @@ def filter_kernel(
 def score_chunk(
     p_x, p_ids, o_v, m_v, vocab, top, t, seed, position, purpose, cut_u, cut_id, IDS: tl.constexpr, CHUNK: tl.constexpr
 ):
-    """Scores of a chunk and whether each token survives; at temperature 0 the logits themselves. -inf is never drawn."""
+    """Scores of a chunk, and whether each token survives; at temperature 0 the logits. -inf is never drawn."""
     b_x = tl.load(p_x + o_v, mask=m_v, other=float("-inf"))
     z, bits = scaled(b_x, top, inverse_temperature(t))
     inside = (bits < cut_u) | ((bits == cut_u) & (o_v <= cut_id))
@@ -239,6 +243,8 @@ def pick_kernel(
 
 def open_rows(logits, temperature, top_k, top_p, min_p, entries):
     """What every row needs: statistics float32 [rows, chunks, 2], cuts int32 [rows, 2], and the sizes of a launch."""
+    check_dtypes(torch.float32, temperature=temperature, top_p=top_p, min_p=min_p)
+    check_dtypes(torch.int32, top_k=top_k)
     if logits.dtype != torch.float32 or logits.dim() != 2 or logits.stride(1) != 1:
         raise ValueError(f"logits: got {logits.dtype} with strides {logits.stride()}, wanted float32, contiguous rows")
     rows, vocab = logits.shape
@@ -260,6 +266,7 @@ def open_rows(logits, temperature, top_k, top_p, min_p, entries):
 
 def draw(logits, temperature, top_k, top_p, min_p, seeds, positions, logprobs, entries=None, depths=None):
     """`sample`, or with entries and depths int32 [rows]: row r under parameters entries[r], depths[r] positions on."""
+    check_dtypes(torch.int64, seeds=seeds, positions=positions)
     (rows, vocab), device = logits.shape, logits.device
     stats, cuts, chunks, size = open_rows(logits, temperature, top_k, top_p, min_p, entries)
     tokens = torch.empty(rows, dtype=torch.int64, device=device)

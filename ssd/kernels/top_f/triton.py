@@ -7,12 +7,13 @@ import torch
 import triton
 import triton.language as tl
 
+from ..check import check_dtypes
 from ..sample.triton import NO_ID, load_top, open_rows, score_chunk
 
 
 @triton.jit
 def take_best(score, inside, index):
-    """The best of the survivors, else of the others: its index (NO_ID where nothing is left), and whether it survives."""
+    """The best of the survivors, else of the others: its index (NO_ID: nothing left), score, and whether it survives."""
     among = tl.where(inside, score, float("-inf"))
     survives = tl.max(among, 0) > float("-inf")
     among = tl.where(index * 0 + survives.to(tl.int32) > 0, among, score)
@@ -71,10 +72,9 @@ def top_f_merge_kernel(
         score = tl.where((index == found) & (stored != -1), float("-inf"), score)
 
 
-def top_f(
-    logits, temperature, top_k, top_p, min_p, seeds, positions, f, exclude=None, target_ids=None, purpose=0
-):
+def top_f(logits, temperature, top_k, top_p, min_p, seeds, positions, f, exclude=None, target_ids=None, purpose=0):
     (rows, vocab), device = logits.shape, logits.device
+    check_dtypes(torch.int64, seeds=seeds, positions=positions, exclude=exclude, target_ids=target_ids)
     if exclude is not None and not (exclude.is_contiguous() and exclude.shape[0] == rows):
         raise ValueError(f"exclude: got shape {tuple(exclude.shape)}, wanted contiguous [{rows}, any]")
     stats, cuts, chunks, size = open_rows(logits, temperature, top_k, top_p, min_p, None)

@@ -23,6 +23,8 @@ import torch
 import triton
 import triton.language as tl
 
+from ..check import check_dtypes
+
 SPAN, TILE = 256, 64
 FOLD_TILES = 264  # programs that fill a device: from here on a program folds its own spans
 
@@ -60,16 +62,16 @@ def nth_set_bit(p_mask, n, WORDS: tl.constexpr):
 
 
 @triton.jit
-def fold(m, l, acc, m2, l2, acc2):
+def fold(m, den, acc, m2, den2, acc2):
     new = tl.maximum(m, m2)
     ref = tl.where(new == float("-inf"), 0.0, new)
     a, b = tl.exp2(m - ref), tl.exp2(m2 - ref)
-    return new, l * a + l2 * b, acc * a[:, None] + acc2 * b[:, None]
+    return new, den * a + den2 * b, acc * a[:, None] + acc2 * b[:, None]
 
 
 @triton.jit
 def fold_tile(
-    b_q, b_k, b_v, visible, m, l, acc, scale, softcap, MASKED: tl.constexpr, SOFTCAP: tl.constexpr, TILE: tl.constexpr
+    b_q, b_k, b_v, visible, m, den, acc, scale, softcap, MASKED: tl.constexpr, SOFTCAP: tl.constexpr, TILE: tl.constexpr
 ):
     s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * scale  # [BM, TILE], base 2
     if SOFTCAP:  # tanh(x) = 1 - 2 / (2^(2 x / ln 2) + 1); scale holds 2 / (ln 2 * softcap)
@@ -80,8 +82,8 @@ def fold_tile(
     ref = tl.where(new == float("-inf"), 0.0, new)
     alpha = tl.exp2(m - ref)[:, None]
     p = tl.exp2(s - ref[:, None]).to(b_v.dtype)
-    l = tl.dot(p, tl.full([TILE, 16], 1.0, b_v.dtype), l * alpha, input_precision="ieee")
-    return new, l, tl.dot(p, b_v, acc * alpha, input_precision="ieee")
+    den = tl.dot(p, tl.full([TILE, 16], 1.0, b_v.dtype), den * alpha, input_precision="ieee")
+    return new, den, tl.dot(p, b_v, acc * alpha, input_precision="ieee")
 
 
 @triton.jit
@@ -94,7 +96,7 @@ def reduce_span(
     o_d = tl.arange(0, BD)[None, :]
     o_t = tl.arange(0, TILE)
     m = tl.full([BM], float("-inf"), tl.float32)
-    l = tl.zeros([BM, 16], tl.float32)
+    den = tl.zeros([BM, 16], tl.float32)
     acc = tl.zeros([BM, BD], tl.float32)
     first = span * SPAN
     last = tl.minimum(first + SPAN, end)
@@ -108,7 +110,7 @@ def reduce_span(
             b_k, b_v = tl.load(p_k + o_k), tl.load(p_v + o_v)
         else:
             b_k, b_v = tl.load(p_k + o_k, mask=o_d < D, other=0.0), tl.load(p_v + o_v, mask=o_d < D, other=0.0)
-        m, l, acc = fold_tile(b_q, b_k, b_v, 0, m, l, acc, scale, softcap, False, SOFTCAP, TILE)
+        m, den, acc = fold_tile(b_q, b_k, b_v, 0, m, den, acc, scale, softcap, False, SOFTCAP, TILE)
     for start in range(full, last, TILE):
         j = start + o_t
         index = j
@@ -120,16 +122,16 @@ def reduce_span(
         exists = (j < end)[:, None] & (o_d < D)
         b_k, b_v = tl.load(p_k + o_k, mask=exists, other=0.0), tl.load(p_v + o_v, mask=exists, other=0.0)
         visible = j[None, :] < end_row[:, None]
-        m, l, acc = fold_tile(b_q, b_k, b_v, visible, m, l, acc, scale, softcap, True, SOFTCAP, TILE)
-    return m, tl.max(l, 1), acc
+        m, den, acc = fold_tile(b_q, b_k, b_v, visible, m, den, acc, scale, softcap, True, SOFTCAP, TILE)
+    return m, tl.max(den, 1), acc
 
 
 @triton.jit
-def store_result(p_out, p_lse, o_row, o_d, m_row, m_d, m, l, acc, D: tl.constexpr, LSE: tl.constexpr):
-    """out = acc / l and lse = ln(2) (m + log2 l), at flat rows (row, head); a row that saw no key: 0 and -inf."""
-    y = tl.where(l[:, None] > 0, acc / tl.where(l > 0, l, 1.0)[:, None], 0.0)
+def store_result(p_out, p_lse, o_row, o_d, m_row, m_d, m, den, acc, D: tl.constexpr, LSE: tl.constexpr):
+    """out = acc / den and lse = ln(2) (m + log2 den), at flat rows (row, head); a row that saw no key: 0 and -inf."""
+    y = tl.where(den[:, None] > 0, acc / tl.where(den > 0, den, 1.0)[:, None], 0.0)
     tl.store(p_out + o_row[:, None] * D + o_d, y.to(p_out.dtype.element_ty), mask=m_row[:, None] & m_d)
-    lse = tl.where(l > 0, (m + tl.log2(tl.where(l > 0, l, 1.0))) * 0.6931471805599453, float("-inf"))
+    lse = tl.where(den > 0, (m + tl.log2(tl.where(den > 0, den, 1.0))) * 0.6931471805599453, float("-inf"))
     if LSE:
         tl.store(p_lse + o_row, lse, mask=m_row)
 
@@ -191,27 +193,27 @@ def tree_attention_fwd_kernel(
     if FOLD:
         b_q = tl.load(p_q, mask=m_m[:, None] & m_d, other=0.0).to(k_cache.dtype.element_ty)  # [BM, BD]
         m = tl.full([BM], float("-inf"), tl.float32)
-        l = tl.zeros([BM], tl.float32)
+        den = tl.zeros([BM], tl.float32)
         acc = tl.zeros([BM, BD], tl.float32)
         for s in tl.range(0, tl.cdiv(end, SPAN), num_stages=1):
-            m2, l2, acc2 = reduce_span(
+            m2, den2, acc2 = reduce_span(
                 b_q, p_k, p_v, p_table, p_mask, s, prefix_len, end_full, end, end_row, k_page, k_slot, v_page, v_slot,
                 scale, softcap, BM, D, BD, PAGE, WORDS, SOFTCAP, SPAN, TILE,
             )  # fmt: skip
-            m, l, acc = fold(m, l, acc, m2, l2, acc2)
-        store_result(out, lse, o_row * HQ + o_head, o_d, m_m, m_d, m, l, acc, D, LSE)
+            m, den, acc = fold(m, den, acc, m2, den2, acc2)
+        store_result(out, lse, o_row * HQ + o_head, o_d, m_m, m_d, m, den, acc, D, LSE)
     else:
         if (span < first_span) | (span * SPAN >= end):
             return
         b_q = tl.load(p_q, mask=m_m[:, None] & m_d, other=0.0).to(k_cache.dtype.element_ty)
-        m, l, acc = reduce_span(
+        m, den, acc = reduce_span(
             b_q, p_k, p_v, p_table, p_mask, span, prefix_len, end_full, end, end_row, k_page, k_slot, v_page, v_slot,
             scale, softcap, BM, D, BD, PAGE, WORDS, SOFTCAP, SPAN, TILE,
         )  # fmt: skip
         o_p = (span.to(tl.int64) * num_rows + o_row) * HQ + o_head
         tl.store(part_acc + o_p[:, None] * D + o_d, acc, mask=m_m[:, None] & m_d)
         tl.store(part_ml + o_p * 2, m, mask=m_m)
-        tl.store(part_ml + o_p * 2 + 1, l, mask=m_m)
+        tl.store(part_ml + o_p * 2 + 1, den, mask=m_m)
 
 
 @triton.jit
@@ -233,7 +235,7 @@ def tree_attention_merge_kernel(
     o_d = tl.arange(0, BD)[None, :]
     m_h, m_d = o_h < HQ, o_d < D
     m = tl.full([BH], float("-inf"), tl.float32)
-    l = tl.zeros([BH], tl.float32)
+    den = tl.zeros([BH], tl.float32)
     acc = tl.zeros([BH, BD], tl.float32)
     spans = tl.cdiv(end, SPAN)
     rows = (row * 0 + num_rows).to(tl.int64)
@@ -242,10 +244,10 @@ def tree_attention_merge_kernel(
             o_p = ((s0 + i) * rows + row) * HQ + o_h
             there = m_h & (o_h * 0 + s0 + i < spans)
             m2 = tl.load(part_ml + o_p * 2, mask=there, other=float("-inf"))
-            l2 = tl.load(part_ml + o_p * 2 + 1, mask=there, other=0.0)
+            den2 = tl.load(part_ml + o_p * 2 + 1, mask=there, other=0.0)
             acc2 = tl.load(part_acc + o_p[:, None] * D + o_d, mask=there[:, None] & m_d, other=0.0)
-            m, l, acc = fold(m, l, acc, m2, l2, acc2)
-    store_result(out, lse, row.to(tl.int64) * HQ + o_h, o_d, m_h, m_d, m, l, acc, D, LSE)
+            m, den, acc = fold(m, den, acc, m2, den2, acc2)
+    store_result(out, lse, row.to(tl.int64) * HQ + o_h, o_d, m_h, m_d, m, den, acc, D, LSE)
 
 
 def tree_attention(
@@ -255,6 +257,8 @@ def tree_attention(
 
     The number of spans follows page_table's width: hand over no more columns than the longest request needs.
     """
+    check_dtypes(torch.int32, page_table=page_table, prefix_lens=prefix_lens, row_offsets=row_offsets)
+    check_dtypes(torch.int64, mask=mask)
     (num_rows, num_heads, dim), (page_size, num_kv_heads) = q.shape, k_cache.shape[1:3]
     if q.dtype not in (k_cache.dtype, torch.float32) or v_cache.dtype != k_cache.dtype:
         raise TypeError(f"q: got {q.dtype} and caches of {k_cache.dtype} and {v_cache.dtype}, wanted one dtype")
@@ -300,6 +304,6 @@ def tree_attention(
         heads = min(4, triton.next_power_of_2(num_heads))
         tree_attention_merge_kernel[num_rows, triton.cdiv(num_heads, heads)](
             prefix_lens, row_offsets, bits, out, lse, part_acc, part_ml, num_requests, num_rows,
-            HQ=num_heads, BH=heads, UNROLL=8, **block, num_warps=4, enable_fp_fusion=False,
+            HQ=num_heads, BH=heads, UNROLL=8, **block, num_warps=4, maxnreg=128, enable_fp_fusion=False,
         )  # fmt: skip
     return out, lse

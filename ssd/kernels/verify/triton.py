@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..check import check_dtypes
 from ..sample.triton import draw
 
 
@@ -34,7 +35,11 @@ def walk_kernel(
     m_n = o_n < count
     b_tokens = tl.load(tokens + request * tokens_row + o_n, mask=m_n, other=-1).to(tl.int64)
     b_parents = tl.load(parents + request * parents_row + o_n, mask=m_n, other=-2).to(tl.int32)
-    p_path, p_emitted, p_values = path + request * nodes, emitted + request * (nodes + 1), logprobs + request * (nodes + 1)
+    p_path, p_emitted, p_values = (
+        path + request * nodes,
+        emitted + request * (nodes + 1),
+        logprobs + request * (nodes + 1),
+    )
     node, depth = first * 0 - 1, first * 0
     for i in range(0, nodes + 1):
         going = depth == i  # the walk has come this far
@@ -55,6 +60,8 @@ def verify_coupled(
     logits, row_offsets, tokens, parents, temperature, top_k, top_p, min_p, seeds, positions, logprobs=False
 ):
     (batch, nodes), device = tokens.shape, logits.device
+    check_dtypes(torch.int32, row_offsets=row_offsets, tokens=tokens)
+    check_dtypes(torch.int8, parents=parents)
     if nodes > 64 or parents.shape != tokens.shape or tokens.stride(1) != 1 or parents.stride(1) != 1:
         raise ValueError(f"parents: got {tuple(parents.shape)} for tokens {tuple(tokens.shape)}, wanted [B, N <= 64]")
     entries, depths = torch.empty((2, logits.shape[0]), dtype=torch.int32, device=device)

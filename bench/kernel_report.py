@@ -1,0 +1,83 @@
+"""What the compiler made of every GPU kernel, without a GPU: `python -m bench.kernel_report --json F`.
+
+`rows`: kernel, form (triton, cuda), arch, dtype, head_dim, shape, threads, registers, spill_bytes, stack_bytes,
+shared_bytes, occupancy (resident warps of those a multiprocessor holds), mma (instructions), wide_loads (loads of 128
+bits from global memory), bytes, flops, roofline_us {A100, H100, H200}: the longer of bytes by bandwidth and flops by
+peak. A form is a module with rows(archs, quick) that yields these columns up to flops; one whose tools are missing is
+named. Ends with an error when a kernel of 16-bit weights or caches at head_dim up to 128 breaks a rule: no spills; in
+attention and linear, tensor-core instructions and 128-bit loads.
+"""
+
+import argparse
+import importlib
+import sys
+from importlib.util import find_spec
+
+from . import results
+
+FORMS = ("triton", "cuda")
+ARCHS = (80, 90, 100)
+GPUS = {"A100": (2.039e12, 312e12), "H100": (3.35e12, 989e12), "H200": (4.8e12, 989e12)}  # bytes/s, 16-bit flop/s
+SHARED = {"sm_80": 164, "sm_90": 228, "sm_100": 228}  # KiB a multiprocessor; each block also takes 1 for itself
+COLUMNS = (
+    "kernel form arch dtype head_dim shape registers spill_bytes shared_bytes occupancy mma wide_loads roofline_us"
+).split()
+
+
+def occupancy(registers: int, threads: int, shared: int, arch: str) -> float:
+    """64 Ki registers, handed out to warps by 256; 2,048 threads and 32 blocks a multiprocessor."""
+    warps = threads // 32
+    by_registers = 65536 // (-(-registers * 32 // 256) * 256) // warps
+    by_shared = SHARED[arch] * 1024 // (shared + 1024)
+    return min(by_registers, by_shared, 64 // warps, 32) * warps / 64
+
+
+def finished(row: dict) -> dict:
+    row["occupancy"] = occupancy(row["registers"], row["threads"], row["shared_bytes"], row["arch"])
+    row["roofline_us"] = row["bytes"] and {
+        gpu: 1e6 * max(row["bytes"] / bandwidth, row["flops"] / peak) for gpu, (bandwidth, peak) in GPUS.items()
+    }
+    return row
+
+
+def faults(row: dict) -> list[str]:
+    if row["dtype"] == "float32" or row["head_dim"] > 128:
+        return []
+    found = [f"{row['spill_bytes']} bytes spilled"] if row["spill_bytes"] else []
+    if row["flops"]:
+        found += [] if row["mma"] else ["no tensor-core instruction"]
+        found += [] if row["wide_loads"] else ["no 128-bit load"]
+    return [f"{row['kernel']} {row['arch']} {row['dtype']} {row['shape']}: {fault}" for fault in found]
+
+
+def report(archs=ARCHS, quick: bool = False) -> tuple[list[dict], list[str]]:
+    """The rows of all forms that can be compiled here, and why others cannot."""
+    rows, missing = [], []
+    for form in FORMS:
+        if find_spec(f"bench.kernel_report_{form}") is None:
+            continue
+        try:
+            module = importlib.import_module(f"bench.kernel_report_{form}")
+            rows += [finished(row) for row in module.rows(archs, quick)]
+        except (ImportError, FileNotFoundError) as e:
+            missing.append(f"{form}: {e}")
+    return rows, missing
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="only the few kernels that the tests compile")
+    parser.add_argument("--json", metavar="FILE")
+    args = parser.parse_args()
+    rows, missing = report(quick=args.quick)
+    results.write(args.json, rows, missing=missing)
+    shown = [row | {"mma": ", ".join(row["mma"])} for row in rows]
+    print(results.table(shown, list(COLUMNS)))
+    for line in missing:
+        print(f"not compiled, {line}", file=sys.stderr)
+    if broken := [fault for row in rows for fault in faults(row)]:
+        sys.exit("\n".join(broken))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""The forward pass of a Llama as a composition of the Triton forms: the residual stream in float32, what enters a
+product in the dtype of norms and caches."""
+
+from ..embedding.triton import embedding as embed
+from ..linear.triton import linear, linear_swiglu
+from ..norm.triton import rms_norm
+from ..rope_append.triton import rope_append
+from ..tree_attention.triton import tree_attention
+
+FIELDS = 10  # tensors of a layer
+
+
+def llama_forward(
+    ids, positions, slots, row_offsets, prefix_lens, page_table, mask, logit_rows, k_cache, v_cache, embedding, layers,
+    norm, lm_head, cos, sin, heads, inner_size, eps, scale,
+):  # fmt: skip
+    (vocab, hidden), (num_kv_heads, head_dim) = embedding.shape, k_cache.shape[3:]
+    x = embed(ids, embedding)  # [R, H]
+    for i, (k, v) in enumerate(zip(k_cache, v_cache, strict=True)):
+        layer = (t if t.numel() else None for t in layers[FIELDS * i : FIELDS * (i + 1)])
+        attention_norm, qkv, qkv_bias, o, o_bias, mlp_norm, gate_up, gate_up_bias, down, down_bias = layer
+        y = linear(rms_norm(x, attention_norm, eps), qkv, (heads + 2 * num_kv_heads) * head_dim, qkv_bias)
+        q = rope_append(y, cos, sin, positions, slots, k, v)  # [R, Hq, D]
+        y, _ = tree_attention(q, k, v, page_table, prefix_lens, row_offsets, mask, scale)
+        x = linear(y.flatten(1), o, hidden, o_bias, x)
+        y = linear_swiglu(rms_norm(x, mlp_norm, eps), gate_up, 32 * -(-inner_size // 16), gate_up_bias)
+        x = linear(y, down, hidden, down_bias, x)
+    return linear(rms_norm(x[logit_rows], norm, eps), lm_head, vocab)

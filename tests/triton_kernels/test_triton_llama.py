@@ -1,0 +1,61 @@
+from functools import partial
+
+import model_helpers
+import pytest
+import torch
+
+from ssd.kernels.linear.triton import pack_linear
+from ssd.kernels.llama_forward.triton import llama_forward
+from ssd.model import Llama, LlamaConfig
+from ssd.model.kv_cache import KVCache
+from ssd.model.rope import rope_tables
+from ssd.model.weights import load_weights
+
+SMALL = dict(head_dim=16, num_attention_heads=3, num_key_value_heads=1, hidden_size=48, attention_bias=True)
+
+
+def loaded(folder, device, dtype, format):
+    """Llama.load on the device, also where the forms run on tensors of the CPU."""
+    config = LlamaConfig.from_folder(folder)
+    weights = load_weights(config, folder, lambda w: pack_linear(w.to(device), format), dtype)
+    weights.move(torch.device(device), dtype)
+    return Llama(config, weights, *(t.to(device) for t in rope_tables(config)), format)
+
+
+def forward(model, batch, kv):
+    c, w, b = (
+        model.config,
+        model.weights,
+        {name: None if t is None else t.to(kv.k.device) for name, t in vars(batch).items()},
+    )
+    rows = (b[name] for name in "ids positions slots row_offsets prefix_lens page_table mask logit_rows".split())
+    rest = (w.embedding, model.flat, w.norm, w.lm_head, model.cos, model.sin, c.num_heads, c.intermediate_size)
+    return llama_forward(*rows, kv.k, kv.v, *rest, c.rms_norm_eps, model.scale)
+
+
+def cache(model, dtype):
+    c = model.config
+    return KVCache(c.num_layers, 4, 16, c.num_kv_heads, c.head_dim, dtype, model.cos.device)
+
+
+@pytest.fixture
+def ids():
+    return torch.randint(0, 99, (7,), generator=torch.Generator().manual_seed(0))
+
+
+def test_logits_are_those_of_the_cpu(tmp_path, device, ids):
+    model_helpers.save_tiny(tmp_path, **SMALL)
+    model, cpu = loaded(tmp_path, device, torch.float32, "fp32"), Llama.load(tmp_path, "fp32")
+    got = forward(model, model_helpers.one_request(ids), cache(model, torch.float32))
+    want = cpu.forward(model_helpers.one_request(ids), cpu.new_kv_cache(4))
+    assert max(model_helpers.relative_error(got.cpu(), want)) < 1e-5
+
+
+def test_steps_and_a_chunk_have_the_same_bits(tmp_path, device, ids):
+    model_helpers.save_tiny(tmp_path, **SMALL | {"num_hidden_layers": 1})
+    model = loaded(tmp_path, device, torch.bfloat16, "bf16")
+    make = partial(cache, model, torch.bfloat16)
+    chunk = forward(model, model_helpers.one_request(ids), make())
+    kv = make()
+    steps = [forward(model, model_helpers.one_request(ids[i : i + 1], prefix=i), kv) for i in range(len(ids))]
+    assert torch.equal(torch.cat(steps), chunk)
