@@ -19,6 +19,7 @@ if not shutil.which(os.environ.get("CXX", "g++")):
 sources = ["csrc/ops.cpp", *sorted(glob.glob("csrc/cpu/*.cpp"))]
 flags = ["-std=c++20", "-O3", "-ffp-contract=off", "-fno-math-errno", "-g0", "-Wall", "-Wno-unknown-pragmas"]
 cuda = torch.version.cuda and CUDA_HOME and glob.glob("csrc/cuda/*.cu")
+os.environ.setdefault("TORCH_CUDA_ARCH_LIST", "8.0;9.0+PTX")  # older ones lack the instructions
 extension = CUDAExtension if cuda else CppExtension
 
 setup(

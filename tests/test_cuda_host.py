@@ -141,26 +141,44 @@ def test_a_row_that_sees_nothing_is_zero(host):
     ac.check(x, out, lse)
 
 
-FAULTS = [  # file, text, replacement, what must notice
-    ("load.cuh", "there ? 16 : 0);", "16);", "sanitizer"),  # reads past the last page
-    ("load.cuh", "key * S::LD + d, src", "(key + 1) * S::LD + d, src", "sanitizer"),  # shared memory
-    ("tree_attention.cuh", "cp_async_wait<2>();", "", "result"),  # V before it has landed
-    ("tree_attention.cuh", "cp_async_wait<2>();  // V has landed\n    __syncthreads();", "cp_async_wait<2>();", "result"),
-    ("tree_attention.cuh", "< end[h] ?", "<= end[h] ?", "result"),  # a row sees its successor
+EDITS = [  # in one build; PLANTED(n) is true when a case asks for fault n
+    ("load.cuh", "bool there = at.x >= 0;", "bool there = at.x >= 0 || PLANTED(1);"),
+    ("load.cuh", "dst + key * S::LD + d, src", "dst + (key + PLANTED(2)) * S::LD + d, src"),
+    (
+        "tree_attention.cuh",
+        "cp_async_wait<2>();  // V has landed\n    __syncthreads();",
+        "if (!PLANTED(3)) cp_async_wait<2>();\n    if (!PLANTED(4)) __syncthreads();",
+    ),
+    ("tree_attention.cuh", "< end[h] ?", "< end[h] + PLANTED(5) ?"),
+    ("tree_attention.cuh", "if (WN > 1) {\n      __syncthreads();", "if (WN > 1) {\n      if (!PLANTED(6)) __syncthreads();"),
 ]
+FAULTS = {
+    "none": None,
+    "reads a page that is none": "AddressSanitizer",
+    "writes past a shared array": "AddressSanitizer",
+    "reads V before it has landed": AssertionError,
+    "no barrier after V has landed": AssertionError,
+    "a row sees its successor": AssertionError,
+    "no barrier before the maxima are read": AssertionError,
+}
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=[f"{f[0]}: {f[1][:30]}" for f in FAULTS])
+@pytest.mark.parametrize("fault", FAULTS)
 def test_planted_faults_are_found(fault):
-    name, text, replacement, noticed_by = fault
-    broken = harness.build({name: (text, replacement)}, ("SSD_HOST_SMALL",))
+    broken = harness.build(EDITS, ("SSD_HOST_SMALL", "PLANTED(n)=(cuda_host::planted==n)"))
     x = ac.make(np.random.default_rng(9), [5], [150], heads=(4, 1))
-    try:
-        results = harness.run([ac.case(x, wm=1, seed=seed) for seed in range(4)], broken)
-    except RuntimeError as e:
-        assert noticed_by == "sanitizer" and "AddressSanitizer" in str(e)
-        return
-    assert noticed_by == "result"
-    with pytest.raises(AssertionError):
-        for r in results:
-            ac.check(x, *ac.read(x, r))
+    cases = [{**ac.case(x, wm=1, seed=seed), "planted": list(FAULTS).index(fault)} for seed in range(6)]
+
+    def judge():
+        for result in harness.run(cases, broken):
+            ac.check(x, *ac.read(x, result))
+
+    match FAULTS[fault]:
+        case None:
+            judge()
+        case str(words):
+            with pytest.raises(RuntimeError, match=words):
+                judge()
+        case error:
+            with pytest.raises(error):
+                judge()

@@ -4,7 +4,7 @@ import torch
 from ssd.kernels import embedding, linear, linear_swiglu, pack_linear
 from ssd.kernels.linear import FORMATS
 
-SHAPES = [(1, 1), (16, 64), (40, 100), (96, 576), (192, 65)]
+SHAPES = [(1, 1), (16, 64), (40, 100), (96, 576), (192, 65), (32, 1536)]
 
 
 def make(n, k, rows, seed=0):

@@ -1,7 +1,7 @@
 // Packed linear: y = x W^T (+ bias) (+ residual), or silu(gate) * up of interleaved panels.
 //
-// Every output element is one chain of fused multiply-adds over k, ascending, whatever
-// the number of rows, threads or lanes. int8: exact integer dot products over groups of
+// Every output element is one fixed sequence of operations (dot.h), whatever the number of
+// rows, threads or lanes. int8: exact integer dot products over groups of
 // 64, one fma a group. A panel is read from memory once for all rows.
 #pragma once
 #include "dot.h"

@@ -14,9 +14,11 @@ from .sample import noise_words, sample
 from .top_f import top_f
 from .tree_attention import tree_attention
 from .verify import Kind, Verified, probs, saguaro, verify_coupled, verify_rejection
+from .verify_swap import Swapped, verify_swap
 
 __all__ = [
     "Kind",
+    "Swapped",
     "Verified",
     "add_rms_norm",
     "embedding",
@@ -35,6 +37,7 @@ __all__ = [
     "tree_attention",
     "verify_coupled",
     "verify_rejection",
+    "verify_swap",
 ]
 
 if torch.version.cuda and find_spec("triton"):

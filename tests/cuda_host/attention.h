@@ -40,7 +40,7 @@ void attention(Case& c) {
   auto launch = [&](auto kernel, int64_t x, int64_t y, int threads, int shared) {
     Block::run([&] { kernel(a); }, {unsigned(x), unsigned(y), 1}, threads, shared, uint64_t(c.integer("seed")));
   };
-#ifdef SSD_HOST_SMALL  // one instance, for builds with a planted fault
+#ifdef SSD_HOST_SMALL
   launch_attention<bf16, 64, 1>(a, launch);
 #else
   dispatch_attention<T>(a, plan, head_dim, launch);

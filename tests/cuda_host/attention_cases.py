@@ -72,6 +72,7 @@ def case(x, wm=0, split=True, seed=0, mma_order=0):
 
     return {
         "kernel": "tree_attention",
+        "results": "out,lse",
         "dtype": "bf16" if x["k"].dtype == torch.bfloat16 else "fp16",
         "head_dim": head_dim,
         "wm": wm,  # 0: as planned

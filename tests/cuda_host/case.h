@@ -31,12 +31,18 @@ class Case {
     }
     return false;
   }
-  void write(FILE* f, const char* name) const {
-    const Array& a = find(name);
-    uint32_t length = std::string(name).size();
-    uint64_t bytes = a.bytes;
-    std::fwrite(&length, 4, 1, f), std::fwrite(name, 1, length, f), std::fwrite(&bytes, 8, 1, f);
-    std::fwrite(a.data.get(), 1, bytes, f);
+  // What the kernel may have changed: all arrays that the case calls results, a comma between two names.
+  void write(FILE* f) const {
+    std::string names = text("results") + ",end";
+    for (size_t at = 0; at < names.size();) {
+      const std::string name = names.substr(at, names.find(',', at) - at);
+      at += name.size() + 1;
+      const Array& a = find(name.c_str());
+      uint32_t length = name.size();
+      uint64_t bytes = a.bytes;
+      std::fwrite(&length, 4, 1, f), std::fwrite(name.data(), 1, length, f), std::fwrite(&bytes, 8, 1, f);
+      std::fwrite(a.data.get(), 1, bytes, f);
+    }
   }
   bool has(const char* name) const { return entries_.count(name); }
   template <class T>
@@ -65,5 +71,18 @@ class Case {
   }
   std::map<std::string, Array> entries_;
 };
+
+template <class Run>
+int run_cases(int argc, char** argv, Run run) {
+  FILE* in = argc == 3 ? std::fopen(argv[1], "rb") : nullptr;
+  FILE* out = in ? std::fopen(argv[2], "wb") : nullptr;
+  if (!out) return std::fprintf(stderr, "usage: harness CASES RESULTS\n"), 2;
+  Case c;
+  while (c.read(in)) {
+    run(c);
+    c.write(out);
+  }
+  return std::fclose(out);
+}
 
 }  // namespace cuda_host

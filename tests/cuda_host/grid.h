@@ -15,6 +15,8 @@ inline dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace cuda_host {
 
+inline int planted = 0;  // number of the planted fault that is switched on
+
 [[noreturn]] inline void fail(const char* what) {
   std::fprintf(stderr, "cuda_host: block (%u, %u, %u): %s\n", blockIdx.x, blockIdx.y, blockIdx.z, what);
   std::abort();

@@ -2,7 +2,9 @@
 #include <algorithm>
 
 #include "case.h"
+#include "kv_copy.cuh"
 #include "tile.cuh"
+#include "verify_swap.cuh"
 
 void attention_bf16(cuda_host::Case&);
 void attention_fp16(cuda_host::Case&);
@@ -70,6 +72,38 @@ void words_test_kernel(const WordsTest& a) {
   put(13, unpack(fp16(), pack(fp16(), a.x[i], a.x[i + 1])).y);
 }
 
+void kv_copy(Case& c, uint64_t seed) {
+  KvCopyArgs a{};
+  a.k = c.array<uint4>("k"), a.v = c.array<uint4>("v");
+  a.layer = c.integer("layer"), a.units = c.integer("units");
+  a.sources = c.array<int64_t>("sources"), a.targets = c.array<int64_t>("targets");
+  a.moves = int64_t(c.bytes("sources") / 8);
+  const dim3 grid = {unsigned((a.units + kCopyThreads - 1) / kCopyThreads), unsigned(c.integer("layers")), 2};
+  Block::run([&] { kv_copy_kernel(a); }, grid, kCopyThreads, 0, seed);
+}
+
+void verify_swap(Case& c, uint64_t seed) {
+  const int64_t* d = c.array<int64_t>("sizes");
+  VerifySwapArgs a{};
+  a.cache = c.array<char>("cache");
+  a.sizes = {d[0], d[1], d[2], d[3], d[4], d[5], d[6], d[7], d[8]};
+  a.slots = c.array<int64_t>("slots"), a.sampled = c.array<int64_t>("sampled");
+  a.features = c.array_or_null<uint64_t>("features");
+  a.ids = c.array<int64_t>("ids"), a.parents = c.array<int32_t>("parents"), a.mask = c.array<int64_t>("mask");
+  a.positions = c.array<int32_t>("positions"), a.kv_slots = c.array<int64_t>("kv_slots");
+  a.prefix_lens = c.array<int32_t>("prefix_lens"), a.capacity = c.array<int32_t>("capacity");
+  a.page_table = c.array<int32_t>("page_table");
+  a.table_row = c.integer("table_row"), a.page_size = c.integer("page_size");
+  const size_t requests = c.bytes("slots") / 8;
+  for (const char* name : {"count", "accepted", "branch", "taken", "kind"}) c.fill(name, requests * 4);
+  for (const char* name : {"confirmed", "sources", "targets"}) c.fill(name, c.bytes("ids"));
+  a.count = c.array<int32_t>("count"), a.accepted = c.array<int32_t>("accepted");
+  a.branch = c.array<int32_t>("branch"), a.taken = c.array<int32_t>("taken"), a.kind = c.array<int32_t>("kind");
+  a.confirmed = c.array<int64_t>("confirmed");
+  a.sources = c.array<int64_t>("sources"), a.targets = c.array<int64_t>("targets");
+  Block::run([&] { verify_swap_kernel(a); }, {unsigned(requests)}, 32, 256, seed);
+}
+
 void run(Case& c) {
   const std::string kernel = c.text("kernel");
   const uint64_t seed = uint64_t(c.integer("seed"));
@@ -77,6 +111,10 @@ void run(Case& c) {
   const bool half = c.has("dtype") && c.text("dtype") == "fp16";
   if (kernel == "tree_attention") {
     half ? attention_fp16(c) : attention_bf16(c);
+  } else if (kernel == "kv_copy") {
+    kv_copy(c, seed);
+  } else if (kernel == "verify_swap") {
+    verify_swap(c, seed);
   } else if (kernel == "mma") {
     MmaTest t{c.array<uint16_t>("a"), c.array<uint16_t>("b"), c.array<float>("out"), c.integer("trans") != 0};
     Block::run([&] { half ? mma_test_kernel<fp16>(t) : mma_test_kernel<bf16>(t); }, {}, 32, 1024, seed);
@@ -91,16 +129,4 @@ void run(Case& c) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  FILE* in = argc == 3 ? std::fopen(argv[1], "rb") : nullptr;
-  FILE* out = in ? std::fopen(argv[2], "wb") : nullptr;
-  if (!out) return std::fprintf(stderr, "usage: harness CASES RESULTS\n"), 2;
-  Case c;
-  while (c.read(in)) {
-    run(c);
-    for (const char* name : {"out", "lse"})
-      if (c.has(name)) c.write(out, name);
-    c.write(out, "end");
-  }
-  return std::fclose(out);
-}
+int main(int argc, char** argv) { return cuda_host::run_cases(argc, argv, run); }

@@ -18,12 +18,12 @@ FAULTS = "address,alignment,bounds,shift,signed-integer-overflow,integer-divide-
 SANITIZE = [f"-fsanitize={FAULTS}", "-fno-sanitize-recover=all"]
 
 
-def build(edits: dict[str, tuple[str, str]] | None = None, defines: tuple[str, ...] = ()) -> Path:
-    """Path of the harness. edits: {file under csrc/cuda: (text, replacement)}, a fault planted in a copy."""
+def build(edits: list[tuple[str, str, str]] = (), defines: tuple[str, ...] = ()) -> Path:
+    """Path of the harness. edits: (file under csrc/cuda, text, replacement), faults planted in a copy."""
     kernels = {p.name: p.read_text() for p in sorted((ROOT / "csrc/cuda").glob("*.cuh"))}
-    for name, (text, replacement) in (edits or {}).items():
-        if kernels[name].count(text) < 1:
-            raise ValueError(f"edits: {name} holds no {text!r}")
+    for name, text, replacement in edits:
+        if text not in kernels[name]:
+            raise ValueError(f"edits: got {text!r}, which {name} does not hold")
         kernels[name] = kernels[name].replace(text, replacement)
     own = {p.name: p.read_text() for p in sorted(HERE.glob("*.h")) + sorted(HERE.glob("*.cpp"))}
     shared = {p.name: p.read_text() for p in sorted((ROOT / "csrc/include/ssd").glob("*.h"))}
@@ -38,10 +38,15 @@ def build(edits: dict[str, tuple[str, str]] | None = None, defines: tuple[str, .
     compiler = [shutil.which("ccache")] if shutil.which("ccache") else []
     compiler.append(os.environ.get("CXX", "g++"))
     include = [f"-I{folder}", f"-I{HERE}", f"-I{ROOT / 'csrc/include'}"]
-    objects = [folder / f"{s.stem}.{os.getpid()}.o" for s in sorted(HERE.glob("*.cpp"))]
+    sources = sorted(HERE.glob("*.cpp"))
+    if "SSD_HOST_SMALL" in defines:
+        sources = [HERE / "small.cpp"]
+    else:
+        sources.remove(HERE / "small.cpp")
+    objects = [folder / f"{s.stem}.{os.getpid()}.o" for s in sources]
     jobs = [
         subprocess.Popen([*compiler, *flags, *include, "-c", str(s), "-o", str(o)], stderr=subprocess.PIPE, text=True)
-        for s, o in zip(sorted(HERE.glob("*.cpp")), objects, strict=True)
+        for s, o in zip(sources, objects, strict=True)
     ]
     for job in jobs:
         _, errors = job.communicate()
@@ -72,7 +77,7 @@ def run(cases: list[dict], harness: Path | None = None) -> list[dict[str, bytes]
         source, result = Path(folder) / "cases", Path(folder) / "results"
         with source.open("wb") as f:
             for case in cases:
-                for name, value in {"seed": 0, "mma_order": 0, **case, "end": ""}.items():
+                for name, value in {"seed": 0, "mma_order": 0, "results": "out", **case, "end": ""}.items():
                     if value is None:
                         continue
                     data = _bytes(value)

@@ -17,7 +17,6 @@ struct alignas(8) int2 { int x, y; };
 struct alignas(8) float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
-struct alignas(16) longlong2 { long long x, y; };
 
 using std::max;
 using std::min;

@@ -29,7 +29,7 @@ def linear(
     """x W^T (+ bias) (+ residual).
 
     x: float32 [rows, K], contiguous; packed: from pack_linear, of n outputs; bias: float32 [n]; residual: float32
-    [rows, n]. Returns float32 [rows, n]: fp32 accumulation, one chain of fma per output; int8 weights also
+    [rows, n]. Returns float32 [rows, n]: fp32 accumulation in one fixed order per output; int8 weights also
     quantise x, per row and 64 inputs. Raises ValueError or TypeError that names the argument.
     """
     return torch.ops.ssd.linear(x, packed, n, bias, residual)
