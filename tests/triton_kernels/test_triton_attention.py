@@ -143,6 +143,15 @@ def test_spans_folded_in_place_equal_spans_merged(device, monkeypatch):
     assert all(torch.equal(x, y) for x, y in zip(merged, folded, strict=True))
 
 
+def test_requests_of_one_span(device):
+    case = Case(device, [5], [4], (3, 1))
+    mask, paths = random_trees(case)
+    chain, tree = (form.tree_attention(*case.args(), bits, scale=0.3)[0] for bits in (None, mask))
+    for row in range(4):
+        assert torch.equal(case.decode(0, row, list(range(row + 1)), scale=0.3)[0][0], chain[row])
+        assert torch.equal(case.decode(0, row, paths[row], scale=0.3)[0][0], tree[row])
+
+
 def test_row_without_keys_and_no_rows(device):
     case = Case(device, [0, 33], [1, 1])
     mask = torch.tensor([[0], [1]], device=device)

@@ -13,7 +13,7 @@ from ..sample.triton import NO_ID, load_top, open_rows, score_chunk
 
 @triton.jit
 def take_best(score, inside, index):
-    """The best of the survivors, else of the others: its index (NO_ID: nothing left), score, and whether it survives."""
+    """The best of the survivors, else of the others: its index (NO_ID: none left), score, and whether it survives."""
     among = tl.where(inside, score, float("-inf"))
     survives = tl.max(among, 0) > float("-inf")
     among = tl.where(index * 0 + survives.to(tl.int32) > 0, among, score)
