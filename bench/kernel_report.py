@@ -50,10 +50,10 @@ def faults(row: dict) -> list[str]:
     return [f"{row['kernel']} {row['arch']} {row['dtype']} {row['shape']}: {fault}" for fault in found]
 
 
-def report(archs=ARCHS, quick: bool = False) -> tuple[list[dict], list[str]]:
+def report(archs=ARCHS, quick: bool = False, forms=FORMS) -> tuple[list[dict], list[str]]:
     """The rows of all forms that can be compiled here, and why others cannot."""
     rows, missing = [], []
-    for form in FORMS:
+    for form in forms:
         if find_spec(f"bench.kernel_report_{form}") is None:
             continue
         try:
@@ -67,9 +67,10 @@ def report(archs=ARCHS, quick: bool = False) -> tuple[list[dict], list[str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="only the few kernels that the tests compile")
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=FORMS)
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
-    rows, missing = report(quick=args.quick)
+    rows, missing = report(quick=args.quick, forms=args.forms)
     results.write(args.json, rows, missing=missing)
     shown = [row | {"mma": ", ".join(row["mma"])} for row in rows]
     print(results.table(shown, list(COLUMNS)))

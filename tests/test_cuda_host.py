@@ -17,7 +17,7 @@ def attend(host, x, **how):
 
 
 def same_bits(a, b):
-    return all(torch.equal(x.contiguous().view(torch.uint8), y.contiguous().view(torch.uint8)) for x, y in zip(a, b))
+    return all(torch.equal(x.view(torch.uint8), y.view(torch.uint8)) for x, y in zip(a, b, strict=True))
 
 
 def test_helpers_do_what_their_definitions_say(host):
@@ -57,9 +57,9 @@ def test_ldmatrix_and_mma_multiply(host, dtype, trans):
     c = torch.randn(16, 16)
     want = c.double() + a.double() @ (b if trans else b.T).double()
     case = {"kernel": "mma", "dtype": dtype, "a": a, "b": b, "out": c.numpy(), "trans": trans}
-    results = harness.run([{**case, "mma_order": order} for order in range(4)], host)
-    for r in results:
-        torch.testing.assert_close(torch.frombuffer(bytearray(r["out"]), dtype=torch.float32).view(16, 16), want.float())
+    for r in harness.run([{**case, "mma_order": order} for order in range(4)], host):
+        got = torch.frombuffer(bytearray(r["out"]), dtype=torch.float32).view(16, 16)
+        torch.testing.assert_close(got, want.float())
 
 
 SHAPES = [  # rows, prefixes, heads, head_dim, dtype, page_size, mask, words
@@ -79,8 +79,8 @@ SHAPES = [  # rows, prefixes, heads, head_dim, dtype, page_size, mask, words
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_matches_reference_and_bits_are_the_same_under_every_plan_and_order(host, shape):
-    rows, prefixes, heads, head_dim, dtype, page_size, mask, words = shape
-    x = ac.make(np.random.default_rng(sum(rows) + head_dim), rows, prefixes, heads, head_dim, dtype, page_size, mask, words)
+    x = ac.make(np.random.default_rng(shape[3]), *shape)
+    head_dim = shape[3]
     cases = [ac.case(x)]
     for n, wm in enumerate((1, 2) if head_dim == 256 else (1, 2, 4)):
         cases += [ac.case(x, wm=wm, split=split, seed=2 * n + 1 + split) for split in (True, False)]
@@ -150,7 +150,7 @@ EDITS = [  # in one build; PLANTED(n) is true when a case asks for fault n
         "if (!PLANTED(3)) cp_async_wait<2>();\n    if (!PLANTED(4)) __syncthreads();",
     ),
     ("tree_attention.cuh", "< end[h] ?", "< end[h] + PLANTED(5) ?"),
-    ("tree_attention.cuh", "if (WN > 1) {\n      __syncthreads();", "if (WN > 1) {\n      if (!PLANTED(6)) __syncthreads();"),
+    ("tree_attention.cuh", "(WN > 1) {\n      __syncthreads();", "(WN > 1) {\n      if (!PLANTED(6)) __syncthreads();"),
 ]
 FAULTS = {
     "none": None,

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
     file = tmp_path_factory.mktemp("report") / "report.json"
-    command = [sys.executable, "-m", "bench.kernel_report", "--quick", "--json", str(file)]
+    command = [sys.executable, "-m", "bench.kernel_report", "--quick", "--forms", "triton", "--json", str(file)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-4000:]
     return [row for row in json.loads(file.read_text())["rows"] if row["form"] == "triton"]

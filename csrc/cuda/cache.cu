@@ -5,8 +5,13 @@ namespace ssd::gpu {
 
 cudaError_t launch_kv_copy(const KvCopyArgs& a, int64_t layers, cudaStream_t stream) {
   if (!a.moves || !a.units || !layers) return cudaSuccess;
-  const dim3 grid(unsigned((a.units + kCopyThreads - 1) / kCopyThreads), unsigned(layers), 2);
-  kv_copy_kernel<<<grid, kCopyThreads, 0, stream>>>(a);
+  const int threads = copy_threads(a.moves), shared = copy_shared_bytes(a.moves);
+  const dim3 grid(unsigned((a.units + threads - 1) / threads), unsigned(layers), 2);
+  if (shared > 48 << 10) {
+    const auto attribute = cudaFuncAttributeMaxDynamicSharedMemorySize;
+    if (auto status = cudaFuncSetAttribute(kv_copy_kernel, attribute, shared); status != cudaSuccess) return status;
+  }
+  kv_copy_kernel<<<grid, threads, shared, stream>>>(a);
   return cudaGetLastError();
 }
 

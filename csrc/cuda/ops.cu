@@ -107,6 +107,8 @@ void kv_copy(const Tensor& k, const Tensor& v, const Tensor& sources, const Tens
   SSD_CHECK_TYPE(v.scalar_type() == k.scalar_type(), "v_cache: got dtype ", v.scalar_type(), ", wanted ", k.scalar_type());
   check_shape(v, "v_cache", k.sizes());
   check_device(v, "v_cache", k);
+  SSD_CHECK(sources.numel() <= kMaxMoves, "sources: got ", sources.numel(), " moves, wanted at most ", kMaxMoves,
+            " in one call");
   const int64_t bytes = k.size(3) * k.size(4) * k.element_size(), n = sources.numel();
   auto aligned = [](const Tensor& t) { return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0; };
   SSD_CHECK(bytes % 16 == 0 && aligned(k) && aligned(v), "k_cache: got ", bytes,

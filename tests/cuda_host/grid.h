@@ -97,12 +97,11 @@ class Block {
   }
 
   static void run(const std::function<void()>& kernel, dim3 grid, int threads, size_t shared, uint64_t seed) {
-    if (threads % 32) fail("a block must be whole warps here");
     static Block block;
     now = &block;
     block.random_ = seed * 0x9e3779b97f4a7c15u + 1, block.permute_ = seed != 0;
     gridDim = grid, blockDim = {unsigned(threads), 1, 1};
-    while (block.threads_.size() < size_t(threads)) block.threads_.emplace_back(new Thread[32]);
+    while (block.threads_.size() * 32 < size_t(threads)) block.threads_.emplace_back(new Thread[32]);
     std::vector<size_t> order = block.order(size_t(grid.x) * grid.y * grid.z);
     for (size_t i : order) {
       blockIdx = {unsigned(i % grid.x), unsigned(i / grid.x % grid.y), unsigned(i / grid.x / grid.y)};
@@ -157,14 +156,14 @@ class Block {
   }
 
   void run_block(const std::function<void()>& kernel, int threads, size_t shared) {
-    warp_count_ = threads / 32, alive_ = threads, waiting_ = 0, barriers_ = 0, any_[0] = any_[1] = false;
+    warp_count_ = (threads + 31) / 32, alive_ = threads, waiting_ = 0, barriers_ = 0, any_[0] = any_[1] = false;
     warps_.assign(warp_count_, Warp());
     shared_.clear(), taken_ = 0, granted_ = shared;
     for (int w = 0; w < warp_count_; ++w)
       for (int l = 0; l < 32; ++l) {
         Thread& t = threads_[w][l];
         t.index = {unsigned(w * 32 + l), 0, 0}, t.state = Thread::ready, t.takes = 0, t.groups.clear(), t.open.clear();
-        t.fiber.start(kernel);
+        if (int(t.index.x) < threads) t.fiber.start(kernel);  // a warp in part meets nowhere
       }
     const bool to_barrier = !permute_ || random(2);  // whole warps from barrier to barrier, or mixed at collectives
     while (alive_) {

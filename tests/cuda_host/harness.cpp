@@ -78,8 +78,9 @@ void kv_copy(Case& c, uint64_t seed) {
   a.layer = c.integer("layer"), a.units = c.integer("units");
   a.sources = c.array<int64_t>("sources"), a.targets = c.array<int64_t>("targets");
   a.moves = int64_t(c.bytes("sources") / 8);
-  const dim3 grid = {unsigned((a.units + kCopyThreads - 1) / kCopyThreads), unsigned(c.integer("layers")), 2};
-  Block::run([&] { kv_copy_kernel(a); }, grid, kCopyThreads, 0, seed);
+  const int threads = copy_threads(a.moves);
+  const dim3 grid = {unsigned((a.units + threads - 1) / threads), unsigned(c.integer("layers")), 2};
+  Block::run([&] { kv_copy_kernel(a); }, grid, threads, copy_shared_bytes(a.moves), seed);
 }
 
 void verify_swap(Case& c, uint64_t seed) {

@@ -2,7 +2,10 @@ import torch
 
 
 def kv_copy(k_cache, v_cache, sources, targets):
-    """The CUDA C++ form, as ssd.kernels.kv_copy; a slot's heads must take a multiple of 16 bytes. Any number of moves."""
+    """The CUDA C++ form, as ssd.kernels.kv_copy: at most 768 moves in one call, slots of a multiple of 16 bytes.
+
+    Targets must differ; that is not looked at, since it would have to wait for the device.
+    """
     torch.ops.ssd.cuda_kv_copy(k_cache, v_cache, sources, targets)
 
 

@@ -60,5 +60,6 @@ def verify_swap(
 
 @torch.library.register_fake("ssd::verify_swap")
 def _(cache, sizes, slots, sampled, ids, *rest):
-    rows, wide = [torch.empty_like(slots, dtype=torch.int32) for _ in range(5)], [torch.empty_like(ids) for _ in range(3)]
+    rows = [torch.empty_like(slots, dtype=torch.int32) for _ in range(5)]
+    wide = [torch.empty_like(ids) for _ in range(3)]
     return rows[0], wide[0], *rows[1:], *wide[1:]
