@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import termios
+from functools import partial
 
 import pytest
 import tiny_checkpoint
@@ -199,7 +200,8 @@ def test_threads():
 
 def start(*arguments, code="import sys; from ssd import run; run.stop_at_once(); sys.exit(run.main(sys.argv[1:]))"):
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # which background jobs of a shell ignore
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed)
 
 
 def interrupt(process):
