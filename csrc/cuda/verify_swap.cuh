@@ -1,8 +1,8 @@
 // The end of a verification round without the host: match, lookup, swap, outcome, the next verification's inputs.
 //
-// One warp for each request; lane l holds rows l and l + 32 of its tree. Row 0 is the root, row i node i - 1. The inputs of a verification are arrays of
-// fixed shape [B, N + 1], rows past the tree padding that sees nothing, so that this kernel can write
-// the next ones in place and a captured graph of forward, sampling and this kernel runs round after round.
+// One warp for each request; lane l holds rows l and l + 32 of its tree. Row 0 is the root, row i node i - 1. The
+// inputs of a verification are arrays of fixed shape [B, N + 1], rows past the tree padding that sees nothing, so that
+// this kernel can write the next ones in place and a captured graph of forward, sampling and this kernel runs on.
 // Protocol and memory: ssd/spec_cache.h. Steps of its verify lane that store word by word are spread over the lanes.
 #pragma once
 #include <ssd/spec_cache.h>
