@@ -28,7 +28,7 @@ setup(
             "ssd._C",
             sources + (sorted(glob.glob("csrc/cuda/*.cu")) if cuda else []),
             include_dirs=[os.path.abspath("csrc/include"), os.path.abspath("csrc")],
-            extra_compile_args={"cxx": flags, "nvcc": ["-std=c++20", "-O3", "--use_fast_math=false"]}
+            extra_compile_args={"cxx": flags, "nvcc": ["-std=c++20", "-O3"]}
             if cuda
             else flags,
         )
