@@ -18,7 +18,7 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   check_norm(x, weight);
   Tensor y = at::empty_like(x);
   ssd::RmsNormArgs a{x.const_data_ptr<float>(), nullptr, weight.const_data_ptr<float>(), y.mutable_data_ptr<float>(),
-                     nullptr, x.size(0), x.size(1), float(eps)};
+                     nullptr, x.size(0), x.size(1), x.size(1), float(eps)};
   ssd::pool().run([&](ssd::Team& team) { ssd::kernels().rms_norm(a, team); });
   return y;
 }
@@ -29,7 +29,8 @@ std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual,
   SSD_CHECK(residual.sizes() == x.sizes(), "residual: got shape ", residual.sizes(), ", wanted ", x.sizes());
   Tensor y = at::empty_like(x), sum = at::empty_like(x);
   ssd::RmsNormArgs a{x.const_data_ptr<float>(), residual.const_data_ptr<float>(), weight.const_data_ptr<float>(),
-                     y.mutable_data_ptr<float>(), sum.mutable_data_ptr<float>(), x.size(0), x.size(1), float(eps)};
+                     y.mutable_data_ptr<float>(), sum.mutable_data_ptr<float>(), x.size(0), x.size(1), x.size(1),
+                     float(eps)};
   ssd::pool().run([&](ssd::Team& team) { ssd::kernels().rms_norm(a, team); });
   return {y, sum};
 }

@@ -14,9 +14,9 @@ struct RmsNormArgs {  // y = (x + residual) / rms(x + residual) * weight; sum = 
   const float* x;         // [rows, n]
   const float* residual;  // [rows, n] or null
   const float* weight;    // [n]
-  float* y;               // [rows, n]
+  float* y;               // [rows, n], rows y_stride apart
   float* sum;             // [rows, n] or null
-  int64_t rows, n;
+  int64_t rows, n, y_stride;
   float eps;
 };
 

@@ -20,11 +20,20 @@ struct Layer {
 
 std::optional<Tensor> bias_of(const Tensor& t) { return t.numel() ? std::optional<Tensor>(t) : std::nullopt; }
 
-ssd::RmsNormArgs norm_args(const Tensor& weight, const Tensor& x, const Tensor& y, double eps) {
+// y may be wider than x: the result then starts at column `at`.
+ssd::RmsNormArgs norm_args(const Tensor& weight, const Tensor& x, const Tensor& y, double eps, int64_t at = 0) {
   ssd::check_dense(weight, "norm", at::kFloat, 1);
   SSD_CHECK(weight.size(0) == x.size(1), "norm: got ", weight.size(0), " elements, wanted ", x.size(1));
-  return {x.const_data_ptr<float>(), nullptr, weight.const_data_ptr<float>(), y.mutable_data_ptr<float>(), nullptr,
-          x.size(0), x.size(1), float(eps)};
+  return {x.const_data_ptr<float>(), nullptr, weight.const_data_ptr<float>(), y.mutable_data_ptr<float>() + at, nullptr,
+          x.size(0), x.size(1), y.size(1), float(eps)};
+}
+
+// The thread's share of n rows of width floats, row i to to(i) from from(i).
+template <class To, class From>
+void copy_rows(int64_t n, int64_t width, ssd::Team& team, To to, From from) {
+  int64_t i0, i1;
+  team.share(n, i0, i1);
+  for (int64_t i = i0; i < i1; ++i) std::memcpy(to(i), from(i), width * sizeof(float));
 }
 
 // y = x W^T (+ bias) (+ y where accumulate: the residual stream)
@@ -36,15 +45,18 @@ ssd::LinearArgs layer_linear(const char* name, const Tensor& x, const Tensor& w,
   return a;
 }
 
-Tensor llama_forward(const Tensor& ids, const Tensor& positions, const Tensor& slots, const Tensor& row_offsets,
+std::tuple<Tensor, Tensor> llama_forward(const Tensor& ids, const Tensor& positions, const Tensor& slots, const Tensor& row_offsets,
                      const Tensor& prefix_lens, const Tensor& page_table, const std::optional<Tensor>& mask,
                      const Tensor& logit_rows, Tensor k_cache, Tensor v_cache, const Tensor& embedding,
                      at::TensorList layers, const Tensor& norm, const Tensor& lm_head, const Tensor& cos,
-                     const Tensor& sin, int64_t heads, int64_t inner_size, double eps, double scale) {
+                     const Tensor& sin, int64_t heads, int64_t inner_size, double eps, double scale,
+                     std::optional<int64_t> outputs, const std::optional<Tensor>& hidden_in,
+                     const std::optional<Tensor>& hidden_norm, at::IntArrayRef feature_layers) {
   ssd::check_embedding(ids, embedding);
   SSD_CHECK(k_cache.dim() == 5 && k_cache.sizes() == v_cache.sizes(), "k_cache: got shape ", k_cache.sizes(),
             ", wanted [layers, pages, page_size, Hkv, D] as v_cache, ", v_cache.sizes());
-  const int64_t n_layers = k_cache.size(0), rows = ids.size(0), hidden = embedding.size(1), vocab = embedding.size(0);
+  const int64_t n_layers = k_cache.size(0), rows = ids.size(0), hidden = embedding.size(1);
+  const int64_t vocab = outputs.value_or(embedding.size(0));
   SSD_CHECK(int64_t(layers.size()) == n_layers * kPerLayer, "layers: got ", layers.size(), " tensors, wanted ", kPerLayer,
             " for each of ", n_layers, " layers");
   ssd::check_dense(logit_rows, "logit_rows", at::kLong, 1);
@@ -52,13 +64,26 @@ Tensor llama_forward(const Tensor& ids, const Tensor& positions, const Tensor& s
     const int64_t r = logit_rows.const_data_ptr<int64_t>()[i];
     SSD_CHECK(r >= 0 && r < rows, "logit_rows: got ", r, ", wanted 0 to ", rows - 1);
   }
+  for (int64_t n : feature_layers)
+    SSD_CHECK(n >= 0 && n <= n_layers, "feature_layers: got ", n, ", wanted 0 to ", n_layers, " layers");
+  SSD_CHECK(hidden_in.has_value() == hidden_norm.has_value(), "hidden_norm: wanted together with hidden, and only then");
+  if (hidden_in) {
+    ssd::check_dense(*hidden_in, "hidden", at::kFloat, 2);
+    SSD_CHECK(hidden_in->size(0) == rows && hidden_in->size(1) == hidden, "hidden: got shape ", hidden_in->sizes(),
+              ", wanted [", rows, ", ", hidden, "]");
+    SSD_CHECK(n_layers, "hidden: wanted a model with layers");
+  }
   const int64_t kv_heads = k_cache.size(3), d = k_cache.size(4), wide = (heads + 2 * kv_heads) * d, n_logits = logit_rows.size(0);
   const int64_t inner_padded = ssd::panels(inner_size) * ssd::kPanel;
   auto fresh = [](at::IntArrayRef shape) { return at::empty(shape, at::kFloat); };
   Tensor x = fresh({rows, hidden}), normed = fresh({rows, hidden}), qkv = fresh({rows, wide}), q = fresh({rows, heads, d});
   Tensor mixed = fresh({rows, heads * d}), inner = fresh({rows, inner_padded});
   Tensor last = fresh({n_logits, hidden}), last_normed = fresh({n_logits, hidden}), logits = fresh({n_logits, vocab});
-  const int64_t groups = std::max(rows, n_logits) * ssd::groups(std::max({hidden, heads * d, inner_padded}));
+  const int64_t n_features = feature_layers.size();
+  Tensor features = fresh({rows, n_features * hidden});
+  Tensor embedded = x, entering = normed;  // of a feature draft: embeddings, and both halves of the first layer's input
+  if (hidden_in) embedded = fresh({rows, hidden}), entering = fresh({rows, 2 * hidden});
+  const int64_t groups = std::max(rows, n_logits) * ssd::groups(std::max({entering.size(1), heads * d, inner_padded}));
   Tensor xq = at::empty({groups * ssd::kGroup}, at::kChar), xs = fresh({groups});
 
   std::vector<Layer> todo;
@@ -67,8 +92,9 @@ Tensor llama_forward(const Tensor& ids, const Tensor& positions, const Tensor& s
     const Tensor* w = &layers[i * kPerLayer];
     const Tensor k = k_cache[i], v = v_cache[i];
     Layer l;
-    l.attention_norm = norm_args(w[0], x, normed, eps);
-    l.qkv = layer_linear("qkv", normed, w[1], w[2], qkv, wide, false, false);
+    const Tensor& input = i ? normed : entering;
+    l.attention_norm = norm_args(w[0], i ? x : embedded, input, eps);
+    l.qkv = layer_linear("qkv", input, w[1], w[2], qkv, wide, false, false);
     l.rope = ssd::rope_args(qkv, cos, sin, positions, slots, k, v, q);
     l.attention = ssd::attention_args(q, k, v, page_table, prefix_lens, row_offsets, mask, scale, 0);
     l.attention.out = mixed.mutable_data_ptr();
@@ -80,6 +106,8 @@ Tensor llama_forward(const Tensor& ids, const Tensor& positions, const Tensor& s
       a->xq = xq.mutable_data_ptr<int8_t>(), a->xs = xs.mutable_data_ptr<float>();
     todo.push_back(l);
   }
+  std::optional<ssd::RmsNormArgs> hidden_args;
+  if (hidden_in) hidden_args = norm_args(*hidden_norm, *hidden_in, entering, eps, hidden);
   const auto final_norm = norm_args(norm, last, last_normed, eps);
   auto head = layer_linear("lm_head", last_normed, lm_head, Tensor(at::empty({0}, at::kFloat)), logits, vocab, false, false);
   head.xq = xq.mutable_data_ptr<int8_t>(), head.xs = xs.mutable_data_ptr<float>();
@@ -89,11 +117,22 @@ Tensor llama_forward(const Tensor& ids, const Tensor& positions, const Tensor& s
   const auto plan = n_layers && rows ? ssd::plan_attention(todo[0].attention, pool.size()) : ssd::AttentionPlan{};
   Tensor partials = fresh({plan.partials * (d + 2)});
   float* parts = partials.mutable_data_ptr<float>();
+  float* stream = x.mutable_data_ptr<float>();
+  auto row = [&](const Tensor& t) { return [p = t.mutable_data_ptr<float>(), n = t.size(1)](int64_t i) { return p + i * n; }; };
+  auto keep = [&](int64_t done, ssd::Team& team) {  // the residual stream after that many layers
+    for (int64_t f = 0; f < n_features; ++f)
+      if (feature_layers[f] == done)
+        copy_rows(rows, hidden, team, [&](int64_t i) { return row(features)(i) + f * hidden; }, row(x));
+  };
   pool.run([&](ssd::Team& team) {
-    ssd::embed(ids, embedding, x.mutable_data_ptr<float>(), team);
-    for (const Layer& l : todo) {
-      if (rows == 0) break;
-      team.barrier(), kernel.rms_norm(l.attention_norm, team);
+    ssd::embed(ids, embedding, embedded.mutable_data_ptr<float>(), team);
+    if (hidden_in) {
+      copy_rows(rows, hidden, team, row(x), [&](int64_t i) { return hidden_in->const_data_ptr<float>() + i * hidden; });
+      kernel.rms_norm(*hidden_args, team);
+    }
+    for (int64_t i = 0; i < n_layers && rows; ++i) {
+      const Layer& l = todo[i];
+      team.barrier(), kernel.rms_norm(l.attention_norm, team), keep(i, team);
       team.barrier(), kernel.linear(l.qkv, team);
       team.barrier(), kernel.rope_append(l.rope, team);
       team.barrier(), kernel.attention(l.attention, plan, parts, team);
@@ -102,16 +141,14 @@ Tensor llama_forward(const Tensor& ids, const Tensor& positions, const Tensor& s
       team.barrier(), kernel.linear(l.gate_up, team);
       team.barrier(), kernel.linear(l.down, team);
     }
-    team.barrier();
-    int64_t i0, i1;
-    team.share(n_logits, i0, i1);
-    for (int64_t i = i0; i < i1; ++i)
-      std::memcpy(last.mutable_data_ptr<float>() + i * hidden,
-                  x.const_data_ptr<float>() + logit_rows.const_data_ptr<int64_t>()[i] * hidden, hidden * sizeof(float));
+    team.barrier(), keep(n_layers, team);
+    copy_rows(n_logits, hidden, team, row(last), [&](int64_t i) {
+      return stream + logit_rows.const_data_ptr<int64_t>()[i] * hidden;
+    });
     team.barrier(), kernel.rms_norm(final_norm, team);
     team.barrier(), kernel.linear(head, team);
   });
-  return logits;
+  return {logits, features};
 }
 
 }  // namespace

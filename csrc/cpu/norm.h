@@ -11,7 +11,7 @@ inline void rms_norm(const RmsNormArgs& a, Team& team) {
   team.share(a.rows, r0, r1);
   for (int64_t r = r0; r < r1; ++r) {
     const float* x = a.x + r * a.n;
-    float* y = a.y + r * a.n;
+    float* y = a.y + r * a.y_stride;
     f32x16 ss = zero();
     for (int64_t i = 0; i < a.n; i += 16) {
       int m = int(a.n - i < 16 ? a.n - i : 16);

@@ -30,7 +30,7 @@ def forward(model, batch, kv):
     )
     rows = (b[name] for name in "ids positions slots row_offsets prefix_lens page_table mask logit_rows".split())
     rest = (w.embedding, model.flat, w.norm, w.lm_head, model.cos, model.sin, c.num_heads, c.intermediate_size)
-    return llama_forward(*rows, kv.k, kv.v, *rest, c.rms_norm_eps, model.scale)
+    return llama_forward(*rows, kv.k, kv.v, *rest, c.rms_norm_eps, model.scale)[0]
 
 
 def cache(model, dtype):

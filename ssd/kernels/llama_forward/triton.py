@@ -1,6 +1,8 @@
 """The forward pass of a Llama as a composition of the Triton forms: the residual stream in float32, what enters a
 product in the dtype of norms and caches."""
 
+import torch
+
 from ..embedding.triton import embedding as embed
 from ..linear.triton import linear, linear_swiglu
 from ..norm.triton import rms_norm
@@ -12,17 +14,27 @@ FIELDS = 10  # tensors of a layer
 
 def llama_forward(
     ids, positions, slots, row_offsets, prefix_lens, page_table, mask, logit_rows, k_cache, v_cache, embedding, layers,
-    norm, lm_head, cos, sin, heads, inner_size, eps, scale,
+    norm, lm_head, cos, sin, heads, inner_size, eps, scale, vocab=None, hidden=None, hidden_norm=None,
+    feature_layers=(),
 ):  # fmt: skip
-    (vocab, hidden), (num_kv_heads, head_dim) = embedding.shape, k_cache.shape[3:]
-    x = embed(ids, embedding)  # [R, H]
+    width, (num_kv_heads, head_dim) = embedding.shape[1], k_cache.shape[3:]
+    embedded = embed(ids, embedding)  # [R, H]
+    x = embedded if hidden is None else hidden
+    stream = [x]
     for i, (k, v) in enumerate(zip(k_cache, v_cache, strict=True)):
         layer = (t if t.numel() else None for t in layers[FIELDS * i : FIELDS * (i + 1)])
         attention_norm, qkv, qkv_bias, o, o_bias, mlp_norm, gate_up, gate_up_bias, down, down_bias = layer
-        y = linear(rms_norm(x, attention_norm, eps), qkv, (heads + 2 * num_kv_heads) * head_dim, qkv_bias)
+        if i == 0 and hidden is not None:
+            y = torch.cat([rms_norm(embedded, attention_norm, eps), rms_norm(hidden, hidden_norm, eps)], 1)
+        else:
+            y = rms_norm(x, attention_norm, eps)
+        y = linear(y, qkv, (heads + 2 * num_kv_heads) * head_dim, qkv_bias)
         q = rope_append(y, cos, sin, positions, slots, k, v)  # [R, Hq, D]
         y, _ = tree_attention(q, k, v, page_table, prefix_lens, row_offsets, mask, scale)
-        x = linear(y.flatten(1), o, hidden, o_bias, x)
+        x = linear(y.flatten(1), o, width, o_bias, x)
         y = linear_swiglu(rms_norm(x, mlp_norm, eps), gate_up, 32 * -(-inner_size // 16), gate_up_bias)
-        x = linear(y, down, hidden, down_bias, x)
-    return linear(rms_norm(x[logit_rows], norm, eps), lm_head, vocab)
+        x = linear(y, down, width, down_bias, x)
+        stream.append(x)
+    logits = linear(rms_norm(x[logit_rows], norm, eps), lm_head, embedding.shape[0] if vocab is None else vocab)
+    features = [stream[n] for n in feature_layers]
+    return logits, torch.cat(features, 1) if features else x.new_empty(len(x), 0)
