@@ -21,7 +21,10 @@ class Llama:
     Use Llama.load. A row of a batch gets the same logits, bit for bit, whatever other rows come with it.
     """
 
+    hidden_norm = None  # float32 [H] of a feature draft
+
     def __init__(self, config: LlamaConfig, weights, cos: torch.Tensor, sin: torch.Tensor, dtype: str):
+        self.vocab = config.vocab_size  # outputs of lm_head
         self.config, self.weights, self.cos, self.sin, self.dtype = config, weights, cos, sin, dtype
         self.scale = config.head_dim**-0.5
         nothing = torch.empty(0)
@@ -58,11 +61,21 @@ class Llama:
 
     def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
         """Logits float32 [len(batch.logit_rows), vocab]; K and V of the rows are stored at batch.slots."""
+        return self.forward_features(batch, kv)[0]
+
+    def forward_features(
+        self, batch: Batch, kv: KVCache, layers: tuple[int, ...] = (), hidden: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`forward`, and features float32 [R, len(layers) H]: the residual stream of each row after that many layers.
+
+        hidden: float32 [R, H], what enters the first layer of a feature draft.
+        """
         c, w = self.config, self.weights
         rows = (batch.ids, batch.positions, batch.slots, batch.row_offsets, batch.prefix_lens, batch.page_table)
         model = (w.embedding, self.flat, w.norm, w.lm_head, self.cos, self.sin)
         sizes = (c.num_heads, c.intermediate_size, c.rms_norm_eps, self.scale)
-        return kernels.llama_forward(*rows, batch.mask, batch.logit_rows, kv.k, kv.v, *model, *sizes)
+        extra = (self.vocab, hidden, self.hidden_norm if hidden is not None else None, layers)
+        return kernels.llama_forward(*rows, batch.mask, batch.logit_rows, kv.k, kv.v, *model, *sizes, *extra)
 
     def forward_composed(self, batch: Batch, kv: KVCache) -> torch.Tensor:
         """`forward` operator by operator: the same bits."""

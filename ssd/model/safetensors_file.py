@@ -49,20 +49,21 @@ class SafetensorsFile:
     def shape(self, name: str) -> list[int]:
         return self.entries[name]["shape"]
 
-    def read(self, name: str) -> torch.Tensor:
-        """A tensor over a private mapping that ends with the tensor. Raises ValueError on a dtype not in DTYPES."""
-        dtype, shape, (begin, end) = (self.entries[name][k] for k in ("dtype", "shape", "data_offsets"))
-        if dtype not in DTYPES:
-            raise ValueError(f"tensor {name} in {self.path}: dtype {dtype}, wanted one of {', '.join(DTYPES)}")
+    def read(self, name: str, dtypes: dict[str, torch.dtype] = DTYPES) -> torch.Tensor:
+        """A tensor over a private mapping that ends with the tensor. Raises ValueError on a dtype not in dtypes."""
+        stored, shape, (begin, end) = (self.entries[name][k] for k in ("dtype", "shape", "data_offsets"))
+        if stored not in dtypes:
+            raise ValueError(f"tensor {name} in {self.path}: dtype {stored}, wanted one of {', '.join(dtypes)}")
+        dtype = dtypes[stored]
         if begin == end:
-            return torch.empty(shape, dtype=DTYPES[dtype])
+            return torch.empty(shape, dtype=dtype)
         skip = (self.start + begin) % mmap.ALLOCATIONGRANULARITY
         with open(self.path, "rb") as f:
             view = mmap.mmap(f.fileno(), skip + end - begin, access=mmap.ACCESS_COPY, offset=self.start + begin - skip)
         raw = torch.frombuffer(view, dtype=torch.uint8, offset=skip)
-        if raw.data_ptr() % DTYPES[dtype].itemsize:
+        if raw.data_ptr() % dtype.itemsize:
             raw = raw.clone()
-        return raw.view(DTYPES[dtype]).view(shape)
+        return raw.view(dtype).view(shape)
 
 
 def write_safetensors(path: str | Path, shapes: dict[str, tuple[int, ...]], tensors: Iterable[np.ndarray]) -> None:

@@ -55,10 +55,11 @@ class Checkpoint:
     truncated or corrupt file; `tensor`: a missing tensor, another shape than expected, NaN or infinite values.
     """
 
-    def __init__(self, folder: str | Path):
+    def __init__(self, folder: str | Path, rename: Callable[[str], str] = str):
+        """rename: from a name in the files to the name that it has here."""
         self.folder = Path(folder)
         self.files = {path.name: SafetensorsFile(path) for path in self._paths()}
-        self.where = {name: file for file in self.files.values() for name in file.entries}
+        self.where = {rename(name): (file, name) for file in self.files.values() for name in file.entries}
 
     def _paths(self) -> list[Path]:
         index = self.folder / "model.safetensors.index.json"
@@ -81,19 +82,20 @@ class Checkpoint:
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         if name not in self.where:
             raise ValueError(f"tensor {name} is missing in {self.folder}")
-        if self.where[name].shape(name) != list(shape):
+        file, stored = self.where[name]
+        if file.shape(stored) != list(shape):
             raise ValueError(
-                f"tensor {name} in {self.where[name].path}: got shape {self.where[name].shape(name)}, "
-                f"wanted {list(shape)} by config.json"
+                f"tensor {stored} in {file.path}: got shape {file.shape(stored)}, wanted {list(shape)} by config.json"
             )
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """Checked; a view of the file in the file's dtype."""
         self.check(name, shape)
-        tensor = self.where[name].read(name)
+        file, stored = self.where[name]
+        tensor = file.read(stored)
         total = tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32))  # fast, but may overflow
         if not total.isfinite() and not tensor.isfinite().all():
-            raise ValueError(f"tensor {name} in {self.where[name].path} holds NaN or infinite values")
+            raise ValueError(f"tensor {stored} in {file.path} holds NaN or infinite values")
         return tensor
 
 
@@ -155,13 +157,20 @@ def pack_rows(rows: Rows, n: int, pack: Pack) -> torch.Tensor:
 
 
 def load_weights(
-    config: LlamaConfig, folder: str | Path, pack: Pack, embedding_dtype: torch.dtype = torch.float32
+    config: LlamaConfig,
+    source: str | Path | Checkpoint,
+    pack: Pack,
+    embedding_dtype: torch.dtype = torch.float32,
+    shapes: dict[str, tuple[int, ...]] | None = None,
+    embedding: torch.Tensor | None = None,
 ) -> Weights:
     """Reads and packs a checkpoint; all names and shapes are checked before the first tensor is read.
 
-    pack: float32 [N, K] -> packed weight. Raises ValueError as Checkpoint does.
+    pack: float32 [N, K] -> packed weight; shapes: tensor_shapes(config) unless given; embedding: used in place of the
+    checkpoint's. Raises ValueError as Checkpoint does.
     """
-    checkpoint, shapes = Checkpoint(folder), tensor_shapes(config)
+    checkpoint = source if isinstance(source, Checkpoint) else Checkpoint(source)
+    shapes, folder = shapes or tensor_shapes(config), checkpoint.folder
     for name, shape in shapes.items():
         checkpoint.check(name, shape)
     for name in checkpoint.where:
@@ -206,6 +215,7 @@ def load_weights(
 
     # the largest first, while little else is in memory
     lm_head = packed("model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight")
-    embedding = get("model.embed_tokens.weight").to(embedding_dtype, copy=True)
+    if embedding is None:
+        embedding = get("model.embed_tokens.weight").to(embedding_dtype, copy=True)
     layers = [layer(i) for i in range(config.num_layers)]
     return Weights(embedding, layers, vector("model.norm.weight"), lm_head)

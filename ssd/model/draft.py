@@ -1,0 +1,135 @@
+"""A draft: a small Llama with the target's vocabulary, or a feature draft that also reads the target's hidden states
+(EAGLE-3, Li et al., arXiv 2503.01840). Its output vocabulary may be trimmed, its embedding that of the target."""
+
+from pathlib import Path
+
+import torch
+
+from .. import kernels
+from .config import LlamaConfig, read_json
+from .llama import DTYPES, Llama
+from .rope import rope_tables
+from .weights import Checkpoint, load_weights, tensor_shapes
+
+EAGLE3 = "LlamaForCausalLMEagle3"
+RENAMED = {"midlayer.": "model.layers.0.", "norm.": "model.norm.", "embed_tokens.": "model.embed_tokens."}
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+def llama_name(name: str) -> str:
+    """The name that a tensor of a published EAGLE-3 checkpoint has in a Llama."""
+    return next((new + name[len(old) :] for old, new in RENAMED.items() if name.startswith(old)), name)
+
+
+class Draft(Llama):
+    """A Llama whose outputs are `ids` of the target.
+
+    ids: int64 [vocab], the target's id of each output, or None where they are the same. feature_layers: layers of the
+    target whose features it reads, empty for an independent draft. Its row of token j has the hidden state of token
+    j - 1, and K and V at index j - shift: a published EAGLE-3 has no row for the first token, one made here has one
+    with a hidden state of 0.
+    """
+
+    @classmethod
+    def load(cls, folder: str | Path, target: Llama, dtype: str = "bf16") -> "Draft":
+        """The draft of a folder for a target, on its device, with as many positions.
+
+        Raises ValueError (one sentence) as Llama.load does, and where draft and target do not fit together.
+        """
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype: got {dtype!r}, wanted one of {', '.join(DTYPES)}")
+        folder, wide = Path(folder), target.config
+        raw = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+        eagle = raw.get("architectures") == [EAGLE3]
+        config = LlamaConfig.from_dict(raw | {"architectures": None, "model_type": "llama"}) if eagle else None
+        config = config or LlamaConfig.from_folder(folder)
+        if config.vocab_size != wide.vocab_size:
+            raise ValueError(
+                f"draft {folder} has a vocabulary of {config.vocab_size} tokens, wanted that of the target, "
+                f"{wide.vocab_size}"
+            )
+        layers = feature_layers(folder, raw, wide.num_layers, eagle)
+        checkpoint = Checkpoint(folder, llama_name if eagle else str)
+        outputs = raw.get("draft_vocab_size") or config.vocab_size
+        shapes = draft_shapes(config, checkpoint, outputs, bool(layers), len(layers) * wide.hidden_size)
+        embedding_dtype = torch.float32 if dtype == "fp32" else torch.bfloat16
+        embedding = None
+        if EMBEDDING not in checkpoint.where:
+            if config.hidden_size != wide.hidden_size:
+                raise ValueError(
+                    f"draft {folder} has no {EMBEDDING} and a hidden size of {config.hidden_size}: to share the "
+                    f"target's embedding, {wide.hidden_size} is wanted"
+                )
+            embedding = target.weights.embedding.to(embedding_dtype)
+            shapes.pop(EMBEDDING)
+        device = target.cos.device
+
+        def pack(w):
+            return kernels.pack_linear(w.to(device), dtype)
+
+        weights = load_weights(config, checkpoint, pack, embedding_dtype, shapes, embedding)
+        norm_dtype = torch.float32 if device.type == "cpu" else embedding_dtype
+        if device.type != "cpu":
+            weights.move(device, norm_dtype)
+        draft = cls(config, weights, *(t.to(device) for t in rope_tables(config, len(target.cos))), dtype)
+        draft.vocab, draft.feature_layers, draft.shift = outputs, layers, int(eagle)
+        draft.feature_width = len(layers) * wide.hidden_size
+        draft.ids = read_ids(checkpoint, outputs, wide.vocab_size, eagle)
+        if draft.ids is not None:
+            draft.ids = draft.ids.to(device)
+        draft.fc = None
+        if layers:
+            draft.hidden_norm = checkpoint.tensor(HIDDEN_NORM, shapes[HIDDEN_NORM]).to(device, norm_dtype)
+            if FC in shapes:
+                draft.fc = pack(checkpoint.tensor(FC, shapes[FC]).float().contiguous())
+        return draft
+
+    def fuse(self, features: torch.Tensor) -> torch.Tensor:
+        """Hidden states [n, H] from features of the target [n, len(feature_layers) Ht]."""
+        return features if self.fc is None else kernels.linear(features, self.fc, self.config.hidden_size)
+
+
+FC, HIDDEN_NORM = "fc.weight", "model.layers.0.hidden_norm.weight"
+
+
+def feature_layers(folder: Path, raw: dict, depth: int, eagle: bool) -> tuple[int, ...]:
+    """Layers of the target, each from 0 (embeddings) to depth."""
+    layers = raw.get("feature_layers")
+    if layers is None and eagle:
+        layers = (raw.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids") or [2, depth // 2, depth - 3]
+    layers = [] if layers is None else layers
+    if not isinstance(layers, list) or not all(type(n) is int and 0 <= n <= depth for n in layers):
+        raise ValueError(f"feature_layers in {folder / 'config.json'}: got {layers!r}, wanted layers from 0 to {depth}")
+    return tuple(layers)
+
+
+def draft_shapes(config: LlamaConfig, checkpoint: Checkpoint, outputs: int, features: bool, width: int) -> dict:
+    """What tensor_shapes says of a Llama, for a draft with so many outputs that reads features of that width."""
+    shapes, hidden = tensor_shapes(config), config.hidden_size
+    if not config.tie_word_embeddings:
+        shapes[HEAD] = (outputs, hidden)
+    elif outputs != config.vocab_size:
+        raise ValueError(f"draft_vocab_size in {checkpoint.folder}: wanted tie_word_embeddings false with it")
+    if features:
+        for x in "qkv":
+            name = f"model.layers.0.self_attn.{x}_proj.weight"
+            shapes[name] = (shapes[name][0], 2 * hidden)
+        shapes[HIDDEN_NORM] = (hidden,)
+        if FC in checkpoint.where or width != hidden:
+            shapes[FC] = (hidden, width)
+    return shapes
+
+
+def read_ids(checkpoint: Checkpoint, outputs: int, vocab: int, offsets: bool) -> torch.Tensor | None:
+    """The target's id of each output; a published EAGLE-3 stores the differences from the output's own number."""
+    if "d2t" not in checkpoint.where:
+        if outputs != vocab:
+            raise ValueError(f"tensor d2t is missing in {checkpoint.folder}: {outputs} outputs are not {vocab} tokens")
+        return None
+    checkpoint.check("d2t", (outputs,))
+    file, stored = checkpoint.where["d2t"]
+    ids = file.read(stored, {"I64": torch.int64, "I32": torch.int32}).long()
+    ids = ids + torch.arange(outputs) if offsets else ids.clone()
+    if ids.min() < 0 or ids.max() >= vocab or len(ids.unique()) < outputs:
+        raise ValueError(f"tensor d2t in {file.path}: wanted different token ids from 0 to {vocab - 1}")
+    return ids
