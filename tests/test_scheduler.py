@@ -71,7 +71,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                     self.scheduler.remove(s)
 
     def check_rows(self, plan):
-        batch, (*arguments, logprobs) = self.rows.fill(plan)
+        batch, (*arguments, logprobs), _ = self.rows.fill(plan)
         row = 0
         for b, (s, count) in enumerate(plan):
             assert batch.row_offsets[b : b + 2].tolist() == [row, row + count]

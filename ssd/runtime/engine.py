@@ -1,10 +1,10 @@
-"""The loop: plan, forward, sample, update. It knows tokens and pages; prompts and text are of llm.py."""
+"""The loop: plan, propose, forward, verify, update. It knows tokens and pages; prompts and text are of llm.py."""
 
-from itertools import repeat
 from time import perf_counter
 
 import torch
 
+from ssd import kernels
 from ssd.model.kv_cache import BlockAllocator
 
 from .metrics import Metrics
@@ -16,21 +16,25 @@ from .sequence import Sequence
 class Engine:
     """Serves sequences on one model, in the calling thread.
 
-    model: forward(Batch, KVCache) -> float32 [n, vocabulary] and new_kv_cache(pages, page_size); sample: the operator
-    of that name; eos_ids end a sequence. A pass changes nothing before its tokens are known, so one that raises can
-    be repeated, or its requests cancelled.
+    model: forward(Batch, KVCache) -> float32 [n, vocabulary] and new_kv_cache(pages, page_size), and forward_features
+    where a speculator reads features; sample: the operator of that name; eos_ids end a sequence. speculator: proposes
+    trees of at most `nodes` tokens, which the pass verifies. A pass changes nothing before its tokens are known, so
+    one that raises can be repeated, or its requests cancelled.
     """
 
     def __init__(
         self, model, sample, eos_ids, *, max_batch: int, max_model_len: int, kv_tokens: int, prefill_chunk: int,
-        page_size: int = 16,
+        page_size: int = 16, speculator=None, nodes: int = 0,
     ):  # fmt: skip
-        pages = -(-kv_tokens // page_size)
+        spare = -(-nodes // page_size)  # pages of a sequence for what it speculates
+        pages = -(-kv_tokens // page_size) + max_batch * spare
         self.model, self.sample, self.eos_ids = model, sample, frozenset(eos_ids)
+        self.speculator = speculator
         self.kv = model.new_kv_cache(pages, page_size)
         self.allocator = BlockAllocator(pages)
-        self.scheduler = Scheduler(self.allocator, page_size, max_batch, prefill_chunk)
-        self._rows = RowBuffer(max_batch, max_batch + prefill_chunk, -(-max_model_len // page_size), page_size)
+        self.scheduler = Scheduler(self.allocator, page_size, max_batch, prefill_chunk, spare)
+        rows, pages = max_batch * (1 + nodes) + prefill_chunk, -(-max_model_len // page_size) + spare
+        self._rows = RowBuffer(max_batch, rows, pages, page_size, nodes)
         self.metrics = Metrics()
 
     def add(self, sequence: Sequence) -> None:
@@ -39,6 +43,8 @@ class Engine:
     def cancel(self, sequence: Sequence) -> None:
         """Forget a request, finished or not; its pages are free afterwards."""
         self.scheduler.remove(sequence)
+        if self.speculator:
+            self.speculator.release(sequence)
 
     def step(self) -> list[Sequence]:
         """One pass. Returns the sequences that got a token, those that it finished included."""
@@ -47,26 +53,77 @@ class Engine:
         if not plan:
             return []
         prefill_rows = sum(work.count for work in plan if not work.sequence.decoding)
-        batch, sampling = self._rows.fill(plan)
-        tokens = logprobs = ()
-        filled = perf_counter()
         with torch.inference_mode():
-            logits = self.model.forward(batch, self.kv)
+            trees = self.speculator.propose(plan) if self.speculator else [None] * len(plan)
+            proposed = perf_counter()
+            batch, sampling, verification = self._rows.fill(plan, trees)
+            filled = perf_counter()
+            logits, features = self._forward(batch)
             forwarded = perf_counter()
-            if len(batch.logit_rows):
-                tokens, logprobs = (t.tolist() for t in self.sample(logits, *sampling))
-        sampled = perf_counter()
-        got = self._update(plan, tokens, logprobs)
+            paths, emitted, logprobs = self._verify(plan, trees, logits, sampling, verification)
+            verified = perf_counter()
+            if self.speculator:
+                offsets = batch.row_offsets.tolist()
+                self.speculator.observe(plan, trees, paths, offsets, features, verified - proposed)
+            self._compact(plan, paths)
+        got, tokens = self._update(plan, paths, emitted, logprobs)
         end = perf_counter()
-        self.metrics.add(prefill_rows, len(got), end - begin, forwarded - filled, sampled - forwarded)
+        draft = self.speculator.seconds if self.speculator else 0.0
+        times = (end - begin, draft, forwarded - filled, verified - forwarded)
+        verified = list(zip(trees, paths, strict=True)) if self.speculator else None
+        self.metrics.add(prefill_rows, tokens, *times, verified)
         return got
 
-    def _update(self, plan: list[Work], tokens, logprobs) -> list[Sequence]:
-        got = [work.sequence for work in plan if work.samples]
-        for work in plan:
-            work.sequence.num_cached += work.count
-        for sequence, token, logprob in zip(got, tokens, logprobs or repeat(None), strict=False):
-            sequence.append(token, logprob, self.eos_ids)
-            if sequence.finish_reason:
-                self.scheduler.remove(sequence)
-        return got
+    def _forward(self, batch):
+        if self.speculator and self.speculator.layers:
+            return self.model.forward_features(batch, self.kv, self.speculator.layers)
+        return self.model.forward(batch, self.kv), None
+
+    def _verify(self, plan, trees, logits, sampling, verification):
+        """For each sequence of the plan its accepted nodes, emitted tokens and their log-probabilities; None, (), ()
+        where nothing was sampled."""
+        paths, emitted, logprobs = [None] * len(plan), [()] * len(plan), [()] * len(plan)
+        places = [i for i, work in enumerate(plan) if work.samples]
+        if not places:
+            return paths, emitted, logprobs
+        if not any(trees) and not (self.speculator and self.speculator.rejection):  # an empty tree counts as none
+            tokens, probs = (t.tolist() for t in self.sample(logits, *sampling))
+            rows = ([()] * len(places), [[t] for t in tokens], [[p] for p in probs] or [()] * len(places))
+        else:
+            path, accepted, out, probs = self.speculator.verify(plan, trees, logits, verification, sampling)
+            counts = accepted.tolist()
+            rows = tuple(
+                [row[: n + extra] for row, n in zip(t.tolist(), counts, strict=False)] or [()] * len(places)
+                for t, extra in ((path, 0), (out, 1), (probs, 1))
+            )
+        for i, *row in zip(places, *rows, strict=True):
+            paths[i], emitted[i], logprobs[i] = row
+        return paths, emitted, logprobs
+
+    def _compact(self, plan, paths) -> None:
+        """Move the KV of accepted nodes to the places right behind the root."""
+        sources, targets = [], []
+        for (sequence, count), path in zip(plan, paths, strict=True):
+            for k, node in enumerate(path or ()):
+                if node != k:
+                    first = sequence.num_cached + count
+                    sources.append(sequence.slots[first + node])
+                    targets.append(sequence.slots[first + k])
+        if sources:
+            kernels.kv_copy(self.kv.k, self.kv.v, torch.tensor(sources), torch.tensor(targets))
+
+    def _update(self, plan: list[Work], paths, emitted, logprobs) -> tuple[list[Sequence], int]:
+        got, tokens = [], 0
+        for (sequence, count), path, new, probs in zip(plan, paths, emitted, logprobs, strict=True):
+            sequence.num_cached += count + len(path or ())
+            for k, token in enumerate(new):
+                sequence.append(token, probs[k] if probs else None, self.eos_ids)
+                tokens += 1
+                if sequence.finish_reason:
+                    self.scheduler.remove(sequence)
+                    if self.speculator:
+                        self.speculator.release(sequence)
+                    break
+            if new:
+                got.append(sequence)
+        return got, tokens

@@ -3,17 +3,22 @@
 import hashlib
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 
 import torch
 
 from ssd import kernels
 
+from .candidates import Coupled, Sampled
+from .drafting import ModelProposer
 from .engine import Engine
 from .metrics import Metrics
-from .options import EngineOptions
+from .ngram import NgramProposer
+from .options import EngineOptions, SpeculationOptions
 from .output import Chunk, Output
 from .sampling_params import SamplingParams
 from .sequence import Sequence
+from .speculator import Speculator
 from .text import TextStream
 from .threads import bind, cores_of
 
@@ -24,9 +29,9 @@ class LLM:
     """A model ready to answer.
 
     target: a folder, or the id of a model; None is the default target. dtype: "bf16", "int8" or "fp32" weights.
-    options: fields of EngineOptions. Calls may come from several threads; they take turns, pass by pass. Raises
-    ValueError or TypeError naming the argument, OSError where files cannot be read, MemoryError where the KV cache
-    does not fit.
+    options: fields of EngineOptions and of SpeculationOptions. Calls may come from several threads; they take turns,
+    pass by pass. Raises ValueError or TypeError naming the argument, OSError where files cannot be read, MemoryError
+    where the KV cache does not fit.
     """
 
     def __init__(self, target: str | None = None, dtype: str = "bf16", **options):
@@ -34,28 +39,45 @@ class LLM:
         from ssd.model.llama import Llama
         from ssd.model.tokenizer import Tokenizer
 
-        checked = EngineOptions(**options)
-        bind(cores_of(checked.threads))
+        engine, speculation = split(options)
+        bind(cores_of(engine.threads))
         folder = hub.resolve(target)
-        self._set_up(Llama.load(folder, dtype), Tokenizer(folder), checked)
+        model = Llama.load(folder, dtype)
+        draft = None if speculation.mode == "ar" else load_draft(speculation, target, model, dtype)
+        self._set_up(model, Tokenizer(folder), engine, speculation, draft)
 
     @classmethod
-    def from_model(cls, model, tokenizer, sample=kernels.sample, **options) -> "LLM":
-        """An LLM on a loaded model and tokenizer; sample: an operator in place of that of ssd.kernels."""
+    def from_model(cls, model, tokenizer, sample=kernels.sample, draft=None, **options) -> "LLM":
+        """An LLM on a loaded model and tokenizer; sample: an operator in place of that of ssd.kernels; draft: a loaded
+        Draft or "ngram", for the modes that speculate."""
         llm = cls.__new__(cls)
-        llm._set_up(model, tokenizer, EngineOptions(**options), sample)
+        llm._set_up(model, tokenizer, *split(options), draft, sample)
         return llm
 
-    def _set_up(self, model, tokenizer, options: EngineOptions, sample=kernels.sample) -> None:
-        self.tokenizer, self.options = tokenizer, options
+    def _set_up(
+        self, model, tokenizer, options: EngineOptions, speculation: SpeculationOptions, draft, sample=kernels.sample
+    ) -> None:
+        self.tokenizer, self.options, self.speculation = tokenizer, options, speculation
         self.max_model_len, kv_tokens = options.sizes(model.config.max_positions)
+        speculator, nodes = None, 0
+        if speculation.mode != "ar":
+            policy = speculation.policy()
+            speculator = Speculator(self._proposer(draft, policy), policy, speculation.verify == "rejection")
+            nodes = policy.nodes
         self.engine = Engine(
             model, sample, model.config.eos_token_ids, max_batch=options.max_batch, max_model_len=self.max_model_len,
-            kv_tokens=kv_tokens, prefill_chunk=options.prefill_chunk,
+            kv_tokens=kv_tokens, prefill_chunk=options.prefill_chunk, speculator=speculator, nodes=nodes,
         )  # fmt: skip
         self._lock = threading.Lock()
         self._bound = threading.local()
         self._requests = 0
+
+    def _proposer(self, draft, policy):
+        if draft == "ngram":
+            return NgramProposer()
+        rule = Sampled(self.speculation.saguaro) if self.speculation.verify == "rejection" else Coupled()
+        sizes = {"max_batch": self.options.max_batch, "max_len": self.max_model_len, "nodes": policy.nodes}
+        return ModelProposer(draft, rule, **sizes)
 
     @property
     def metrics(self) -> Metrics:
@@ -181,6 +203,27 @@ class LLM:
                 f"in a context of {self.max_model_len}"
             )
         return ids
+
+
+def split(options: dict) -> tuple[EngineOptions, SpeculationOptions]:
+    """Keyword arguments as the options that they are. Raises TypeError on one that is neither's."""
+    ours = {field.name for field in fields(SpeculationOptions)}
+    speculation = SpeculationOptions(**{name: value for name, value in options.items() if name in ours})
+    return EngineOptions(**{name: value for name, value in options.items() if name not in ours}), speculation
+
+
+def load_draft(options: SpeculationOptions, target: str | None, model, dtype: str):
+    """The Draft that options name, or "ngram". Raises ValueError where there is none."""
+    from ssd.drafts import default_draft
+    from ssd.model import hub
+    from ssd.model.draft import Draft
+
+    if options.draft == "ngram":
+        return "ngram"
+    folder = hub.resolve(options.draft) if options.draft else default_draft(target or hub.DEFAULT_TARGET)
+    if folder is None:
+        raise ValueError(f"draft: none comes with {target}, wanted a folder, the id of a model, or ngram")
+    return Draft.load(folder, model, options.draft_dtype or dtype)
 
 
 def _unicode(text: str, name: str) -> str:

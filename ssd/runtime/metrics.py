@@ -1,6 +1,7 @@
 """Counts and times of an engine."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import zip_longest
 
 
 @dataclass
@@ -9,7 +10,7 @@ class Metrics:
 
     A pass in which every row decodes is a decode pass; one that holds rows of a prompt counts as prefill, with the
     decoding rows that it carries. A pass lasts from planning to the text of its tokens; the engine's own share is
-    what the forward and the sampling operator leave.
+    what drafting, the forward and the sampling operator leave.
     """
 
     prefill_passes: int = 0
@@ -18,46 +19,71 @@ class Metrics:
     decode_passes: int = 0
     decode_tokens: int = 0
     decode_seconds: float = 0.0
+    decode_draft_seconds: float = 0.0
     decode_forward_seconds: float = 0.0
     decode_sample_seconds: float = 0.0
+    rounds: int = 0  # verifications of decode passes, counted per request
+    proposed: list[int] = field(default_factory=list)  # by depth: rounds with a node there below an accepted path
+    accepted: list[int] = field(default_factory=list)  # by depth: rounds that accepted one
 
-    def add(self, prefill_rows: int, tokens: int, seconds: float, forward: float, sample: float) -> None:
+    def add(
+        self, prefill_rows: int, tokens: int, seconds: float, draft: float, forward: float, sample: float,
+        verified=None,
+    ) -> None:  # fmt: skip
+        """verified: (tree or None, accepted nodes or None) of each sequence of the pass."""
         if prefill_rows:
             self.prefill_passes += 1
             self.prefill_tokens += prefill_rows
             self.prefill_seconds += seconds
-        else:
-            self.decode_passes += 1
-            self.decode_tokens += tokens
-            self.decode_seconds += seconds
-            self.decode_forward_seconds += forward
-            self.decode_sample_seconds += sample
+            return
+        self.decode_passes += 1
+        self.decode_tokens += tokens
+        self.decode_seconds += seconds
+        self.decode_draft_seconds += draft
+        self.decode_forward_seconds += forward
+        self.decode_sample_seconds += sample
+        for tree, path in verified or ():
+            self.rounds += 1
+            if tree:
+                end = path[-1] if path else -1
+                tried = len(path) + (end in tree.parents)
+                self.proposed = _sum(self.proposed, [1] * tried)
+                self.accepted = _sum(self.accepted, [1] * len(path))
+        if verified is None:
+            self.rounds += tokens
 
     def stats(self) -> dict:
         """The documented statistics. None: does not apply to this mode, or nothing was decoded.
 
         tokens_per_second: tokens of decode passes by their time. rounds: verifications, counted per request; plain
-        decoding emits one token in each. verify_ms: mean forward time of a decode pass. overhead_fraction: the
-        engine's own share of decode passes.
+        decoding emits one token in each. acceptance_per_position: by depth, of the rounds that verified a token there
+        after accepting those before it, the share that accepted one; acceptance_rate: the same over all depths.
+        verify_ms and draft_ms: mean time of forward and of drafting in a decode pass. overhead_fraction: the engine's
+        own share of decode passes.
         """
         seconds, passes = self.decode_seconds, self.decode_passes
-        own = seconds - self.decode_forward_seconds - self.decode_sample_seconds
+        own = seconds - self.decode_draft_seconds - self.decode_forward_seconds - self.decode_sample_seconds
         none = {"count": 0, "mean_ms": None}
+        pairs = list(zip_longest(self.accepted, self.proposed, fillvalue=0))
         return {
             "tokens_per_second": self.decode_tokens / seconds if passes else None,
             "prefill_seconds": self.prefill_seconds,
             "decode_seconds": seconds,
             "prefill_tokens": self.prefill_tokens,
             "decode_tokens": self.decode_tokens,
-            "rounds": self.decode_tokens,
-            "mean_accepted_length": 1.0 if self.decode_tokens else None,
-            "acceptance_rate": None,
-            "acceptance_per_position": [],
+            "rounds": self.rounds,
+            "mean_accepted_length": self.decode_tokens / self.rounds if self.rounds else None,
+            "acceptance_rate": sum(self.accepted) / sum(self.proposed) if self.proposed else None,
+            "acceptance_per_position": [a / p for a, p in pairs],
             "hit_rate": None,
             "recoveries": {name: dict(none) for name in ("local_retry", "rollback", "model_switch")},
             "verify_ms": 1e3 * self.decode_forward_seconds / passes if passes else None,
-            "draft_ms": 0.0,
+            "draft_ms": 1e3 * self.decode_draft_seconds / passes if passes else 0.0,
             "wait_ms": 0.0,
             "overhead_fraction": own / seconds if passes else None,
             "bandwidth_fraction": {"verify": None, "draft": None},
         }
+
+
+def _sum(a: list[int], b: list[int]) -> list[int]:
+    return [x + y for x, y in zip_longest(a, b, fillvalue=0)]

@@ -2,10 +2,56 @@
 
 from dataclasses import dataclass
 
-from .sampling_params import check_integer
+from .policy import Policy
+from .sampling_params import check_integer, check_number
 from .threads import cores_of
 
 DEFAULT_KV_TOKENS = 32768
+MODES = ("ar", "sd")
+VERIFY = ("coupled", "rejection")
+MAX_NODES = 63  # tokens of a speculation; with the root one mask word
+
+
+@dataclass(frozen=True)
+class SpeculationOptions:
+    """How tokens are made. Raises ValueError or TypeError naming the field.
+
+    mode: "ar" (plain decoding) or "sd" (a draft proposes, then the target verifies). draft: a folder, the id of a
+    model, or "ngram" (what followed the same words earlier in the text); None is the draft that comes with the target.
+    k: tokens of a branch; None adapts length and shape to what pays, round by round. tree_width: branches below the
+    root, or with k None children of any node at most. draft_dtype: of the draft's weights, by default the target's.
+    verify: "coupled" (the tokens of plain decoding) or "rejection" (the published rule: other tokens, of the same
+    distribution). saguaro: with rejection, scale of the draft's likeliest probabilities, in [0, 1]; 1 leaves them.
+    """
+
+    mode: str = "ar"
+    draft: str | None = None
+    k: int | None = None
+    tree_width: int = 1
+    draft_dtype: str | None = None
+    verify: str = "coupled"
+    saguaro: float = 1.0
+
+    def __post_init__(self):
+        if self.mode not in MODES:
+            raise ValueError(f"mode: got {self.mode!r}, wanted one of {', '.join(MODES)}")
+        if self.verify not in VERIFY:
+            raise ValueError(f"verify: got {self.verify!r}, wanted one of {', '.join(VERIFY)}")
+        check_number("saguaro", self.saguaro, "a number in [0, 1]", lambda x: 0 <= x <= 1)
+        if self.saguaro < 1 and self.verify != "rejection":
+            raise ValueError("saguaro: is of rejection sampling, wanted verify='rejection' with it")
+        if self.k is not None:
+            check_integer("k", self.k, f"1 to {MAX_NODES}", lambda x: 1 <= x <= MAX_NODES)
+        check_integer("tree_width", self.tree_width, "1 to 16", lambda x: 1 <= x <= 16)
+        if self.k and self.k * self.tree_width > MAX_NODES:
+            raise ValueError(
+                f"k: got {self.k} tokens by tree_width {self.tree_width}, wanted at most {MAX_NODES} nodes"
+            )
+
+    def policy(self) -> Policy:
+        if self.k:
+            return Policy(self.k, self.tree_width, self.k * self.tree_width, adaptive=False)
+        return Policy(depth=8, width=self.tree_width, nodes=16)
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,29 @@
 """The tensors of a pass, filled in place: a step costs a few numpy writes a sequence and no allocation."""
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 
 from ssd.model.batch import Batch
 
 from .scheduler import Work
+from .tree import Tree, words
+
+
+class Verification(NamedTuple):
+    """What `verify_*` takes beside logits and sampling arguments, for the n sequences that sample."""
+
+    row_offsets: torch.Tensor  # int32 [n + 1], of the logits
+    tokens: torch.Tensor  # int32 [n, N]
+    parents: torch.Tensor  # int8 [n, N]
 
 
 class RowBuffer:
-    """Memory for passes of at most max_rows rows of max_batch sequences with max_pages pages of page_size each."""
+    """Memory for passes of at most max_rows rows of max_batch sequences with max_pages pages of page_size each, and
+    speculations of at most `nodes` tokens."""
 
-    def __init__(self, max_batch: int, max_rows: int, max_pages: int, page_size: int):
+    def __init__(self, max_batch: int, max_rows: int, max_pages: int, page_size: int, nodes: int = 0):
         def buffer(dtype, *shape):
             tensor = torch.zeros(shape, dtype=dtype)
             return tensor, tensor.numpy()
@@ -19,10 +31,14 @@ class RowBuffer:
         self._ids, self._np_ids = buffer(torch.int64, max_rows)
         self._positions, self._np_positions = buffer(torch.int32, max_rows)
         self._slots, self._np_slots = buffer(torch.int64, max_rows)
+        self._mask, self._np_mask = buffer(torch.int64, max_rows if nodes else 0, 1)
         self._row_offsets, self._np_row_offsets = buffer(torch.int32, max_batch + 1)
         self._prefix_lens, self._np_prefix_lens = buffer(torch.int32, max_batch)
         self._page_table, self._np_page_table = buffer(torch.int32, max_batch, max_pages)
-        self._logit_rows, self._np_logit_rows = buffer(torch.int64, max_batch)
+        self._logit_rows, self._np_logit_rows = buffer(torch.int64, max_rows)
+        self._logit_offsets, self._np_logit_offsets = buffer(torch.int32, max_batch + 1)
+        self._tokens, self._np_tokens = buffer(torch.int32, max_batch, nodes)
+        self._parents, self._np_parents = buffer(torch.int8, max_batch, nodes)
         self._temperature, self._np_temperature = buffer(torch.float32, max_batch)
         self._top_k, self._np_top_k = buffer(torch.int32, max_batch)
         self._top_p, self._np_top_p = buffer(torch.float32, max_batch)
@@ -32,27 +48,28 @@ class RowBuffer:
         self._indices = np.arange(max_pages * page_size, dtype=np.int32)
         self._shape, self._views = None, None
 
-    def fill(self, plan: list[Work]) -> tuple[Batch, tuple]:
-        """The batch, and the arguments of `sample` after the logits: temperature, top_k, top_p, min_p, seeds and
-        positions [n], one for each sequence that samples, in the order of the plan, and whether one wants logprobs.
+    def fill(self, plan: list[Work], trees: list[Tree | None] | None = None) -> tuple[Batch, tuple, Verification]:
+        """The batch; the arguments of `sample` after the logits: temperature, top_k, top_p, min_p, seeds and
+        positions [n], one for each sequence that samples, in the order of the plan, and whether one wants logprobs;
+        and what a verification of the trees (one or None for each sequence of the plan) takes.
 
-        Both are views of this buffer: valid until the next fill.
+        All are views of this buffer: valid until the next fill.
         """
-        row, sampling, logprobs = 0, 0, False
+        row, logit, sampling, logprobs, branching = 0, 0, 0, False, False
         for i, work in enumerate(plan):
             sequence, count = work
             begin, end = sequence.num_cached, sequence.num_cached + count
-            rows = slice(row, row + count)
-            self._np_ids[rows] = sequence.tokens[begin:end]
-            self._np_positions[rows] = self._indices[begin:end]
-            self._np_slots[rows] = sequence.slots[begin:end]
+            tree = trees[i] if trees else None
+            nodes = len(tree) if tree else 0
+            self._np_ids[row : row + count] = sequence.tokens[begin:end]
+            self._np_positions[row : row + count] = self._indices[begin:end]
+            self._np_slots[row : row + count + nodes] = sequence.slots[begin : end + nodes]
             self._np_prefix_lens[i] = begin
             self._np_page_table[i, : len(sequence.pages)] = sequence.page_row
             row += count
-            self._np_row_offsets[i + 1] = row
             if work.samples:
                 params = sequence.params
-                self._np_logit_rows[sampling] = row - 1
+                self._np_logit_rows[logit : logit + 1 + nodes] = range(row - 1, row + nodes)
                 self._np_temperature[sampling] = params.temperature
                 self._np_top_k[sampling] = params.top_k
                 self._np_top_p[sampling] = params.top_p
@@ -60,13 +77,35 @@ class RowBuffer:
                 self._np_seeds[sampling] = sequence.seed
                 self._np_sampled_at[sampling] = end
                 logprobs |= params.logprobs
+                if nodes:
+                    self._np_ids[row : row + nodes] = self._np_tokens[sampling, :nodes] = tree.tokens
+                    self._np_positions[row : row + nodes] = tree.depth
+                    self._np_positions[row : row + nodes] += end - 1
+                    self._np_parents[sampling, :nodes] = tree.parents
+                    branching |= not tree.is_chain
+                logit += 1 + nodes
                 sampling += 1
-        shape = (row, len(plan), sampling, logprobs)
+                self._np_logit_offsets[sampling] = logit
+            row += nodes
+            self._np_row_offsets[i + 1] = row
+        if branching:
+            self._fill_mask(plan, trees)
+        shape = (row, len(plan), logit, sampling, logprobs, branching)
         if shape != self._shape:  # decoding goes on with the same views
             self._shape, self._views = shape, self._view(*shape)
         return self._views
 
-    def _view(self, rows: int, sequences: int, sampling: int, logprobs: bool):
+    def _fill_mask(self, plan, trees) -> None:
+        """Only for passes without prompts, where each sequence has one row and its nodes."""
+        row = 0
+        for (_, count), tree in zip(plan, trees, strict=True):
+            if count != 1:
+                raise ValueError(f"trees: got a branching one beside {count} rows of a prompt, wanted chains there")
+            bits = [1, *(tree.bits if tree else ())]
+            self._np_mask[row : row + len(bits)] = words(bits, 1)
+            row += len(bits)
+
+    def _view(self, rows: int, sequences: int, logits: int, sampling: int, logprobs: bool, branching: bool):
         batch = Batch(
             ids=self._ids[:rows],
             positions=self._positions[:rows],
@@ -74,8 +113,10 @@ class RowBuffer:
             row_offsets=self._row_offsets[: sequences + 1],
             prefix_lens=self._prefix_lens[:sequences],
             page_table=self._page_table[:sequences],
-            logit_rows=self._logit_rows[:sampling],
-            mask=None,
+            logit_rows=self._logit_rows[:logits],
+            mask=self._mask[:rows] if branching else None,
         )
         arguments = (self._temperature, self._top_k, self._top_p, self._min_p, self._seeds, self._sampled_at)
-        return batch, (*(t[:sampling] for t in arguments), logprobs)
+        offsets = self._logit_offsets[: sampling + 1]
+        verification = Verification(offsets, self._tokens[:sampling], self._parents[:sampling])
+        return batch, (*(t[:sampling] for t in arguments), logprobs), verification

@@ -23,12 +23,15 @@ class Work(NamedTuple):
 class Scheduler:
     """Continuous batching: requests enter in order of arrival as places and pages allow, and leave at any pass.
 
-    Admission reserves the pages of prompt + max_tokens, so nothing runs out in the middle. A pass holds one row for
-    each decoding request and up to prefill_chunk rows of prompts, the earliest request first.
+    Admission reserves the pages of prompt + max_tokens, and spare_pages for speculation, so nothing runs out in the
+    middle. A pass holds one row for each decoding request and up to prefill_chunk rows of prompts, the earliest
+    request first.
     """
 
-    def __init__(self, allocator: BlockAllocator, page_size: int, max_batch: int, prefill_chunk: int):
-        self.allocator, self.page_size = allocator, page_size
+    def __init__(
+        self, allocator: BlockAllocator, page_size: int, max_batch: int, prefill_chunk: int, spare_pages: int = 0
+    ):
+        self.allocator, self.page_size, self.spare_pages = allocator, page_size, spare_pages
         self.max_batch, self.prefill_chunk = max_batch, prefill_chunk
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -38,7 +41,7 @@ class Scheduler:
         if self._pages(sequence) > self.allocator.num_pages:
             raise ValueError(
                 f"max_tokens: prompt and answer need {len(sequence.tokens)} tokens of KV cache, "
-                f"wanted at most {self.allocator.num_pages * self.page_size}"
+                f"wanted at most {(self.allocator.num_pages - self.spare_pages) * self.page_size}"
             )
         self.waiting.append(sequence)
 
@@ -74,4 +77,4 @@ class Scheduler:
             self.running.append(sequence)
 
     def _pages(self, sequence: Sequence) -> int:
-        return -(-len(sequence.tokens) // self.page_size)
+        return -(-len(sequence.tokens) // self.page_size) + self.spare_pages

@@ -1,0 +1,218 @@
+"""Proposals of a draft model: one batched tree-attention pass a level, over all trees of all sequences."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from ssd import kernels
+from ssd.kernels import Kind
+from ssd.model.batch import Batch
+from ssd.model.draft import Draft
+
+from .policy import Calibration
+from .tree import Tree, words
+
+
+class State:
+    """The draft's side of one sequence. Its KV stands for the first `cached` tokens, with true features."""
+
+    def __init__(self, place: int, features: torch.Tensor | None):
+        self.place, self.features = place, features
+        self.cached = self.known = 0  # tokens with KV; tokens whose feature is known
+        self.base = 0  # KV index of the tree's node 0
+        self.done: list[int] = []  # nodes with KV, in order
+
+
+class Rows(NamedTuple):
+    """Rows of one sequence in a pass."""
+
+    state: State
+    prefix: int  # KV indices below it are seen by every row
+    tokens: list[int]
+    at: list[int]  # KV index of each row
+    positions: list[int]
+    bits: list[int] | None  # slots seen behind the prefix; None: causal
+    outputs: list[int]  # rows that want logits
+
+
+class ModelProposer:
+    """Trees drafted by a model for at most max_batch sequences of at most max_len tokens, in the calling thread.
+
+    rule: how tokens are chosen, Coupled or Sampled.
+    """
+
+    def __init__(
+        self, draft: Draft, rule, *, max_batch: int, max_len: int, nodes: int, chunk: int = 512, page_size: int = 16
+    ):
+        self.draft, self.rule, self.chunk, self.page_size = draft, rule, chunk, page_size
+        self.layers = draft.feature_layers
+        self.max_len = min(max_len, len(draft.cos))
+        pages = -(-(self.max_len + nodes) // page_size)
+        self.kv = draft.new_kv_cache(max_batch * pages, page_size)
+        self.page_table = np.arange(max_batch * pages, dtype=np.int32).reshape(max_batch, pages)
+        self.free = list(range(max_batch))[::-1]
+        self.states: dict[object, State] = {}
+        self.steps = 0  # passes so far
+
+    @property
+    def ids(self) -> torch.Tensor | None:
+        """The target's id of each output of the draft."""
+        return self.draft.ids
+
+    def kind(self, params) -> Kind:
+        """How what it proposes to a request is chosen."""
+        return self.rule.kind(params)
+
+    # ---- a round ----
+
+    def propose(self, sequences, limits, thresholds, policy) -> list[Tree]:
+        """For each sequence a tree of at most limits[i] levels and policy.nodes nodes."""
+        trees = [Tree() for _ in sequences]
+        fit = [i for i, s in enumerate(sequences) if limits[i] > 0 and s.num_tokens + limits[i] <= self.max_len]
+        if not fit:
+            return trees
+        logits, features = self._catch_up([sequences[i] for i in fit])
+        frontier = [(i, -1) for i in fit]  # nodes whose children the logits tell, in the order of their rows
+        for level in range(1, policy.depth + 1):
+            wide = policy.width if policy.adaptive or level == 1 else 1
+            of = [sequences[i] for i, _ in frontier]
+            guessed = [sequences[i].num_tokens + level - 1 for i, _ in frontier]
+            ids, confidence, q = self.rule.best(logits, of, guessed, wide, self.draft.ids)
+            grown = []
+            for row, (i, parent) in enumerate(frontier):
+                keep, extend = thresholds[i]
+                if q is not None:
+                    trees[i].q[parent] = q[row]
+                    keep = -1.0
+                for rank in range(wide):
+                    token, where = ids[row][rank], (Calibration.bin(confidence[row][rank]), rank)
+                    above = trees[i].score[parent] if parent >= 0 else 1.0
+                    score = above * policy.calibration.chance(where)
+                    if token < 0 or score < keep or len(trees[i]) == policy.nodes or level > limits[i]:
+                        break
+                    node = trees[i].add(token, parent, score, where)
+                    if score >= extend and level < min(limits[i], policy.depth):
+                        grown.append((i, node, row))
+            if not grown:
+                break
+            logits, features = self._extend(sequences, trees, grown, features)
+            frontier = [(i, node) for i, node, _ in grown]
+        return trees
+
+    def accept(self, sequences, trees, paths) -> None:
+        """Keep the KV of accepted nodes. A feature draft computed them from its own features: they are done again."""
+        sources, targets = [], []
+        for sequence, tree, path in zip(sequences, trees, paths, strict=True):
+            state = self.states.get(sequence)
+            if state is None or not tree or self.layers:
+                continue
+            row = self.page_table[state.place]
+            for k, node in enumerate(path):
+                if node not in state.done:
+                    break
+                state.cached += 1
+                if node != k:
+                    for out, index in ((sources, state.base + node), (targets, state.base + k)):
+                        out.append(int(row[index // self.page_size]) * self.page_size + index % self.page_size)
+        if sources:
+            kernels.kv_copy(self.kv.k, self.kv.v, torch.tensor(sources), torch.tensor(targets))
+
+    def keep_features(self, plan, offsets: list[int], features: torch.Tensor, paths) -> None:
+        """Features of the target's pass: of each sequence's rows and, of its tree, those of the path."""
+        for i, (sequence, count) in enumerate(plan):
+            state = self._state(sequence)
+            begin, first = sequence.num_cached, offsets[i]
+            state.features[begin : begin + count] = features[first : first + count]
+            for k, node in enumerate(paths[i] or ()):
+                state.features[begin + count + k] = features[first + count + node]
+            state.known = begin + count + len(paths[i] or ())
+
+    def release(self, sequence) -> None:
+        state = self.states.pop(sequence, None)
+        if state:
+            self.free.append(state.place)
+
+    # ---- passes ----
+
+    def _state(self, sequence) -> State:
+        state = self.states.get(sequence)
+        if state is None:
+            width = len(self.layers) and self.draft.feature_width
+            features = torch.empty(len(sequence.tokens), width) if width else None
+            state = self.states[sequence] = State(self.free.pop(), features)
+        return state
+
+    def _catch_up(self, sequences):
+        """Rows of the tokens that are new to the draft. Returns logits and features of each sequence's newest."""
+        states = [self._state(s) for s in sequences]
+        shift = self.draft.shift
+        while True:
+            rows, hidden, budget, last = [], [], self.chunk, True
+            for state, sequence in zip(states, sequences, strict=True):
+                begin, known = max(state.cached, shift), sequence.num_tokens
+                end = min(known, begin + max(budget, 1))
+                budget -= end - begin
+                last &= end == known
+                span = range(begin - shift, end - shift)
+                wants = [end - begin - 1] if end == known else []
+                rows.append(Rows(state, begin - shift, sequence.tokens[begin:end].tolist(), span, span, None, wants))
+                hidden.append(self._hidden(state, begin, end))
+                state.cached = end
+            if not last:  # those that are there have their newest row computed once more
+                for state, r in zip(states, rows, strict=True):
+                    state.cached -= len(r.outputs)
+            logits, features = self._forward(rows, torch.cat(hidden) if self.layers else None)
+            if last:
+                ends = np.cumsum([len(r.tokens) for r in rows]) - 1
+                for state, sequence in zip(states, sequences, strict=True):
+                    state.base, state.done = sequence.num_tokens - shift, []
+                return logits, features[torch.from_numpy(ends)] if self.layers else features
+
+    def _hidden(self, state: State, begin: int, end: int) -> torch.Tensor | None:
+        """What enters with tokens begin to end - 1: each the feature of the token before, 0 for the first of all."""
+        if not self.layers:
+            return None
+        fused = self.draft.fuse(state.features[max(begin - 1, 0) : end - 1])
+        return fused if begin else torch.cat([fused.new_zeros(1, fused.shape[1]), fused])
+
+    def _extend(self, sequences, trees, grown, features):
+        """Rows of new nodes [(sequence, node, row of its parent in the pass before)]."""
+        rows, hidden = [], None
+        for i in sorted({i for i, _, _ in grown}):
+            state, tree, nodes = self.states[sequences[i]], trees[i], [n for j, n, _ in grown if j == i]
+            positions = [state.base + tree.depth[n] - 1 for n in nodes]
+            bits = [tree.bits[n] >> 1 for n in nodes]
+            at = [state.base + n for n in nodes]
+            rows.append(
+                Rows(state, state.base, [tree.tokens[n] for n in nodes], at, positions, bits, range(len(nodes)))
+            )
+            state.done += nodes
+        if self.layers:
+            hidden = features[torch.tensor([row for _, _, row in grown])]
+        return self._forward(rows, hidden)
+
+    def _forward(self, rows: list[Rows], hidden):
+        """Logits of the outputs and features of all rows."""
+        counts = [len(r.tokens) for r in rows]
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        places = np.array([r.state.place for r in rows])
+        index = np.concatenate([np.asarray(r.at) for r in rows])
+        pages = self.page_table[np.repeat(places, counts), index // self.page_size].astype(np.int64)
+        mask = None
+        if any(r.bits is not None for r in rows):
+            count = -(-max(b.bit_length() for r in rows for b in r.bits) // 64)
+            mask = torch.from_numpy(words([b for r in rows for b in r.bits], count))
+        batch = Batch(
+            ids=torch.tensor([t for r in rows for t in r.tokens]),
+            positions=torch.from_numpy(np.concatenate([np.asarray(r.positions) for r in rows]).astype(np.int32)),
+            slots=torch.from_numpy(pages * self.page_size + index % self.page_size),
+            row_offsets=torch.from_numpy(offsets),
+            prefix_lens=torch.tensor([r.prefix for r in rows], dtype=torch.int32),
+            page_table=torch.from_numpy(self.page_table[places]),
+            logit_rows=torch.tensor([int(o) + n for r, o in zip(rows, offsets, strict=False) for n in r.outputs]),
+            mask=mask,
+        )
+        self.steps += 1
+        own = (self.draft.config.num_layers,) if self.layers else ()
+        return self.draft.forward_features(batch, self.kv, own, hidden)

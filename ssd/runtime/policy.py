@@ -1,0 +1,121 @@
+"""How much to speculate: estimates of acceptance and of costs, learnt from every round."""
+
+BINS = 16
+
+
+class Calibration:
+    """From the draft's confidence in a token to the chance that the target accepts it, given its parent.
+
+    One exponential mean for each bin of confidence, for first choices and for later ones. Starts at the confidence
+    itself, a little lowered.
+    """
+
+    def __init__(self, rate: float = 0.05):
+        self.rate = rate
+        self.table = [[0.9 * (b + 0.5) / BINS for b in range(BINS)] for _ in range(2)]
+
+    @staticmethod
+    def bin(confidence: float) -> int:
+        return min(int(confidence * BINS), BINS - 1)
+
+    def chance(self, where: tuple[int, int]) -> float:
+        """where: (bin, rank among siblings)."""
+        return self.table[min(where[1], 1)][where[0]]
+
+    def update(self, where: tuple[int, int], accepted: bool) -> None:
+        row = self.table[min(where[1], 1)]
+        row[where[0]] += self.rate * (accepted - row[where[0]])
+
+
+class Mean:
+    """Exponential mean; None before the first value."""
+
+    def __init__(self, rate: float = 0.1):
+        self.rate, self.value = rate, None
+
+    def add(self, x: float) -> None:
+        self.value = x if self.value is None else self.value + self.rate * (x - self.value)
+
+    def get(self, default: float) -> float:
+        return default if self.value is None else self.value
+
+
+class Policy:
+    """depth: longest branch; width: children of a node at most; nodes: tokens of a tree at most; adaptive: stop where
+    a token costs more than it is expected to bring, else branches always have `depth` tokens and only the root has
+    `width` children.
+
+    Times are in units of a plain decoding step of the same batch. A token of a tree costs a row of the verification,
+    one that has children a row of the draft too; it is worth its chance of acceptance times the time that a token
+    costs at present.
+    """
+
+    PROBE = 24  # rounds of plain decoding before speculation is tried again
+    REFRESH = 64  # rounds of speculation before a plain step is timed again
+
+    def __init__(self, depth: int = 5, width: int = 1, nodes: int = 16, adaptive: bool = True):
+        self.depth, self.width, self.nodes, self.adaptive = depth, width, nodes, adaptive
+        self.calibration = Calibration()
+        self.plain, self.per_row, self.per_draft_step = Mean(), Mean(), Mean()  # seconds
+        self.since_plain = self.REFRESH
+
+    # ---- costs ----
+
+    def verified(self, rows: int, speculated: int, seconds: float) -> None:
+        """A pass of so many decoding sequences with so many nodes took that long."""
+        if not speculated:
+            self.plain.add(seconds)
+            self.since_plain = 0
+        else:
+            self.since_plain += 1
+            if self.plain.value is not None:
+                self.per_row.add(max(seconds - self.plain.value, 0.0) / speculated)
+
+    def drafted(self, steps: int, seconds: float) -> None:
+        if steps:
+            self.per_draft_step.add(seconds / steps)
+
+    def costs(self, sequences: int) -> tuple[float, float]:
+        """(row of a verification, draft step shared by the sequences) in plain steps."""
+        plain = self.plain.get(1.0)
+        known = self.plain.value is not None
+        row = self.per_row.get(0.1 * plain) / plain if known else 0.1
+        step = self.per_draft_step.get(0.1 * plain) / plain if known else 0.1
+        return row * sequences, step
+
+    # ---- decisions ----
+
+    def wants_plain(self) -> bool:
+        """Whether this round should be plain decoding, to time it."""
+        return self.adaptive and (self.plain.value is None or self.since_plain >= self.REFRESH)
+
+    def thresholds(self, speed: float, sequences: int) -> tuple[float, float]:
+        """(least chance of a token to be verified, least chance to be extended) at `speed` tokens in a plain step."""
+        if not self.adaptive:
+            return -1.0, -1.0
+        row, step = self.costs(sequences)
+        return min(row * speed, 0.9), min((row + step / sequences) * speed, 0.95)
+
+
+class Record:
+    """What speculation brought one sequence lately."""
+
+    def __init__(self):
+        self.emitted, self.cost = Mean(0.08), Mean(0.08)  # tokens of a round, its time in plain steps
+        self.skipped = 0
+
+    def speed(self) -> float:
+        """Tokens in the time of a plain step; optimistic before the first round."""
+        return self.emitted.get(1.5) / max(self.cost.get(1.2), 1e-3)
+
+    def pays(self) -> bool:
+        """Whether to speculate in this round."""
+        if self.speed() >= 1.0 or self.skipped >= Policy.PROBE:
+            self.skipped = 0
+            return True
+        self.skipped += 1
+        return False
+
+    def add(self, emitted: int, cost: float) -> None:
+        self.emitted.add(emitted)
+        self.cost.add(cost)

@@ -1,0 +1,94 @@
+"""Synchronous speculation: whether to speculate in a round, and what was learnt from it."""
+
+from time import perf_counter
+
+import torch
+
+from ssd import kernels
+from ssd.kernels import Kind, Verified
+
+from .policy import Policy, Record
+from .scheduler import Work
+from .tree import Tree
+
+
+class Speculator:
+    """Between an engine and a proposer.
+
+    proposer: propose(sequences, limits, thresholds, policy) -> trees, accept(sequences, trees, paths),
+    keep_features(plan, offsets, features, paths), release(sequence), kind(params), ids, layers, steps. rejection:
+    verify by rejection sampling in place of the coupled rule.
+    """
+
+    def __init__(self, proposer, policy: Policy, rejection: bool = False):
+        self.proposer, self.policy, self.rejection = proposer, policy, rejection
+        self.records: dict[object, Record] = {}
+        self.seconds = 0.0  # of the proposals of the round in progress
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return self.proposer.layers
+
+    def propose(self, plan: list[Work]) -> list[Tree | None]:
+        """A tree for each sequence of the plan that decodes and is worth it; chains where the pass holds a prompt."""
+        begin, before = perf_counter(), self.proposer.steps
+        trees: list[Tree | None] = [None] * len(plan)
+        prefill = any(not work.sequence.decoding for work in plan)
+        plain = self.policy.wants_plain() and not prefill
+        chosen = []
+        for i, (sequence, _) in enumerate(plan):
+            room = len(sequence.tokens) - sequence.num_tokens - 1  # the bonus token takes a place too
+            record = self.records.setdefault(sequence, Record())
+            if sequence.decoding and room > 0 and not plain and (not self.policy.adaptive or record.pays()):
+                chosen.append((i, sequence, min(room, self.policy.depth)))
+        if chosen:
+            sequences, limits = [s for _, s, _ in chosen], [limit for _, _, limit in chosen]
+            speeds = [max(1.0, self.records[s].speed()) for s in sequences]
+            thresholds = [self.policy.thresholds(speed, len(sequences)) for speed in speeds]
+            grown = self.proposer.propose(sequences, limits, thresholds, self.policy)
+            for (i, *_), tree in zip(chosen, grown, strict=True):
+                trees[i] = tree.chain() if prefill and not tree.is_chain else tree
+        self.seconds = perf_counter() - begin if chosen else 0.0
+        self.policy.drafted(self.proposer.steps - before, self.seconds)
+        return trees
+
+    def verify(self, plan, trees, logits, verification, sampling) -> Verified:
+        """Verified for the sequences of the plan that sample."""
+        if not self.rejection:
+            return kernels.verify_coupled(logits, *verification, *sampling)
+        places = [i for i, work in enumerate(plan) if work.samples]
+        kinds = [self.proposer.kind(plan[i].sequence.params) if trees[i] else Kind.DETERMINISTIC for i in places]
+        q = None
+        if any(trees[i] and trees[i].q for i in places):
+            q = torch.zeros_like(logits)
+            for i, first in zip(places, verification.row_offsets.tolist(), strict=False):
+                for node, row in (trees[i].q if trees[i] else {}).items():
+                    if node < len(trees[i]):
+                        q[first + 1 + node].scatter_(0, self._ids(row), row)
+        return kernels.verify_rejection(logits, *verification, torch.tensor(kinds, dtype=torch.int8), q, *sampling)
+
+    def _ids(self, row) -> torch.Tensor:
+        return torch.arange(len(row)) if self.proposer.ids is None else self.proposer.ids
+
+    def observe(self, plan, trees, paths, offsets, features, seconds: float) -> None:
+        """After a pass of so many seconds, before the sequences move on. paths[i]: accepted nodes, None without a
+        verification."""
+        if self.layers:
+            self.proposer.keep_features(plan, offsets, features, paths)
+        done = [(w.sequence, tree, path) for w, tree, path in zip(plan, trees, paths, strict=True) if tree is not None]
+        self.proposer.accept(*zip(*done, strict=True)) if done else None
+        policy = self.policy
+        if all(work.sequence.decoding for work in plan):
+            policy.verified(len(plan), sum(len(tree) for _, tree, _ in done), seconds)
+            cost = (seconds + self.seconds) / policy.plain.get(seconds)
+            for sequence, _, path in done:
+                self.records[sequence].add(len(path) + 1, cost)
+        for _, tree, path in done:
+            kept = set(path)
+            for node, parent in enumerate(tree.parents):
+                if parent < 0 or parent in kept:
+                    policy.calibration.update(tree.rank[node], node in kept)
+
+    def release(self, sequence) -> None:
+        self.records.pop(sequence, None)
+        self.proposer.release(sequence)

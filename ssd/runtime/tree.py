@@ -1,0 +1,58 @@
+"""A speculation: tokens below a root."""
+
+import numpy as np
+
+
+class Tree:
+    """Nodes in topological order; node -1 is the root. In a verification the root is tree slot 0, node i slot i + 1.
+
+    depth counts edges from the root. bits[i] has bit s set where node i sees slot s: the root, the nodes on its path
+    and itself. score[i] estimates the chance that node i is accepted.
+    """
+
+    def __init__(self, tokens=(), parents=None):
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.depth: list[int] = []
+        self.bits: list[int] = []
+        self.score: list[float] = []
+        self.rank: list[tuple[int, int]] = []  # (bin of confidence, rank among its siblings), for the policy
+        self.q: dict[int, object] = {}  # by node: what its children were sampled from, float32 [vocab of the draft]
+        for i, token in enumerate(tokens):
+            self.add(token, i - 1 if parents is None else parents[i])
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def add(self, token: int, parent: int, score: float = 1.0, rank: tuple[int, int] = (0, 0)) -> int:
+        """One more node. Returns its number."""
+        node = len(self.tokens)
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.depth.append(1 + (self.depth[parent] if parent >= 0 else 0))
+        self.bits.append(1 << (node + 1) | (self.bits[parent] if parent >= 0 else 1))
+        self.score.append(score)
+        self.rank.append(rank)
+        return node
+
+    @property
+    def is_chain(self) -> bool:
+        return all(parent == i - 1 for i, parent in enumerate(self.parents))
+
+    def chain(self) -> "Tree":
+        """The branch of the first child of each node."""
+        out, at, where = Tree(), -1, -1
+        for i, parent in enumerate(self.parents):
+            if parent == at:
+                if at in self.q:
+                    out.q[where] = self.q[at]
+                at, where = i, out.add(self.tokens[i], where, self.score[i], self.rank[i])
+        return out
+
+
+def words(bits: list[int], count: int) -> np.ndarray:
+    """Mask words int64 [len(bits), count]."""
+    out = np.empty((len(bits), count), np.uint64)
+    for w in range(count):
+        out[:, w] = [b >> 64 * w & 0xFFFFFFFFFFFFFFFF for b in bits]
+    return out.view(np.int64)
