@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 DEFAULT_TARGET = "SmolLM2-135M-Instruct"
+SPECULATION = ("mode", "draft", "k", "tree_width", "draft_dtype", "verify", "saguaro", "branches")
 
 
 class BadInput(Exception):
@@ -41,6 +42,17 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--mode", choices=("ar", "sd", "ssd", "auto"), default="ar", help="how tokens are made (%(default)s)"
     )
+    p.add_argument("--draft", metavar="D", help="folder or hub id of the draft, or ngram (the one of the target)")
+    p.add_argument("-k", type=int, metavar="N", help="tokens of a branch (as many as pay, round by round)")
+    p.add_argument("--tree-width", type=int, default=1, metavar="N", help="branches of a speculation (1)")
+    p.add_argument("--branches", type=int, default=12, metavar="N", help="outcomes that ssd prepares for (%(default)s)")
+    p.add_argument("--draft-threads", metavar="N|CORES", help="of ssd's draft, as --threads (the last core)")
+    p.add_argument("--draft-dtype", choices=("bf16", "int8", "fp32"), help="weights of the draft (as --dtype)")
+    p.add_argument(
+        "--verify", choices=("coupled", "rejection"), default="coupled",
+        help="coupled gives the tokens of plain decoding, rejection others of the same distribution (%(default)s)",
+    )  # fmt: skip
+    p.add_argument("--saguaro", type=float, default=1.0, metavar="C", help="with rejection, in [0, 1]; 1 is off (1)")
     p.add_argument("--target", default=DEFAULT_TARGET, help="folder or hub id of the model (%(default)s)")
     p.add_argument("--dtype", choices=("bf16", "int8", "fp32"), default="bf16", help="weights (%(default)s)")
     p.add_argument("--max-tokens", type=int, default=128, metavar="N", help="new tokens at most (%(default)s)")
@@ -59,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def threads(text: str | None) -> int | list[int] | None:
+def threads(text: str | None, name: str = "--threads") -> int | list[int] | None:
     """ "3" is three threads; "0,2" and "4-7" are lists of cores."""
     if text is None:
         return None
@@ -69,7 +81,7 @@ def threads(text: str | None) -> int | list[int] | None:
         spans = [[int(end) for end in part.split("-")] for part in text.split(",")]
         return [core for span in spans for core in range(span[0], span[-1] + 1)]
     except ValueError:
-        raise BadInput(f"--threads: got {text!r}, wanted a number of threads, or cores such as 0,2 or 4-7") from None
+        raise BadInput(f"{name}: got {text!r}, wanted a number of threads, or cores such as 0,2 or 4-7") from None
 
 
 def read_prompts(path: str) -> list[tuple[str, str]]:
@@ -102,8 +114,8 @@ def collect_prompts(args) -> list[tuple[str, str]]:
 
 
 def run(args) -> int:
-    if args.mode != "ar":
-        raise BadInput(f"--mode {args.mode} is not available in this version: use --mode ar")
+    if args.mode == "auto":
+        raise BadInput(f"--mode {args.mode} is not available in this version: use --mode ar, sd or ssd")
     cores, prompts = threads(args.threads), collect_prompts(args)
     if args.json and (Path(args.json).is_dir() or not Path(args.json).absolute().parent.is_dir()):
         raise BadInput(f"--json: cannot write {args.json}: wanted a file in a folder that is there")
@@ -115,11 +127,14 @@ def run(args) -> int:
             args.ignore_eos,
         )  # fmt: skip
         batch = min(8 if args.batch is None else args.batch, len(prompts))
-        llm = LLM(args.target, args.dtype, max_batch=batch, threads=cores, seed=args.seed)
+        speculation = {name: getattr(args, name) for name in SPECULATION}
+        speculation["draft_threads"] = threads(args.draft_threads, "--draft-threads")
+        llm = LLM(args.target, args.dtype, max_batch=batch, threads=cores, seed=args.seed, **speculation)
         ids = [llm.encode(p if args.raw else [{"role": "user", "content": p}], where) for where, p in prompts]
     begin = time.perf_counter()
     outputs = answer_file(llm, prompts, ids, params) if args.prompts else [answer(llm, ids[0], params)]
-    stats = llm.metrics.stats()
+    stats = llm.stats()
+    llm.close()
     print(summary(stats, outputs, time.perf_counter() - begin), file=sys.stderr)
     if args.json:
         write_json(args, llm, prompts, outputs, stats)
@@ -166,7 +181,9 @@ def summary(stats: dict, outputs: list, seconds: float) -> str:
     speed = f"{stats['tokens_per_second']:.1f} tokens/s, " if stats["tokens_per_second"] else ""
     prompts = f"{len(outputs)} prompts, " if len(outputs) > 1 else ""
     prefill = f"prompt of {stats['prefill_tokens']} tokens in {stats['prefill_seconds']:.2f} s"
-    return f"[{prompts}{tokens} tokens in {seconds:.2f} s; decoding {speed}{prefill}]"
+    length = stats["mean_accepted_length"]
+    accepted = f"{length:.2f} tokens a round, " if length and stats["acceptance_rate"] is not None else ""
+    return f"[{prompts}{tokens} tokens in {seconds:.2f} s; decoding {speed}{accepted}{prefill}]"
 
 
 def write_json(args, llm, prompts, outputs, stats) -> None:

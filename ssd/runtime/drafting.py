@@ -27,7 +27,7 @@ class State:
 class Rows(NamedTuple):
     """Rows of one sequence in a pass."""
 
-    state: State
+    place: int
     prefix: int  # KV indices below it are seen by every row
     tokens: list[int]
     at: list[int]  # KV index of each row
@@ -36,24 +36,81 @@ class Rows(NamedTuple):
     outputs: list[int]  # rows that want logits
 
 
+class DraftRunner:
+    """A draft, its paged cache and passes over it. Each place holds one sequence of at most max_len tokens, and behind
+    them the nodes of its trees."""
+
+    def __init__(self, draft: Draft, *, max_batch: int, max_len: int, nodes: int, page_size: int = 16):
+        self.draft, self.page_size = draft, page_size
+        self.max_len = min(max_len, len(draft.cos))
+        pages = -(-(self.max_len + nodes) // page_size)
+        self.kv = draft.new_kv_cache(max_batch * pages, page_size)
+        self.page_table = np.arange(max_batch * pages, dtype=np.int32).reshape(max_batch, pages)
+        self.own = (draft.config.num_layers,) if draft.feature_layers else ()
+        self.passes = 0
+
+    def forward(self, rows: list[Rows], hidden: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits of the outputs and features of all rows."""
+        counts = [len(r.tokens) for r in rows]
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        places = np.array([r.place for r in rows])
+        index = np.concatenate([np.asarray(r.at) for r in rows])
+        pages = self.page_table[np.repeat(places, counts), index // self.page_size].astype(np.int64)
+        mask = None
+        if any(r.bits is not None for r in rows):
+            bits = [b for r in rows for b in (r.bits or [(1 << k + 1) - 1 for k in range(len(r.tokens))])]
+            mask = torch.from_numpy(words(bits, -(-max(b.bit_length() for b in bits) // 64)))
+        batch = Batch(
+            ids=torch.tensor([t for r in rows for t in r.tokens]),
+            positions=torch.from_numpy(np.concatenate([np.asarray(r.positions) for r in rows]).astype(np.int32)),
+            slots=torch.from_numpy(pages * self.page_size + index % self.page_size),
+            row_offsets=torch.from_numpy(offsets),
+            prefix_lens=torch.tensor([r.prefix for r in rows], dtype=torch.int32),
+            page_table=torch.from_numpy(self.page_table[places]),
+            logit_rows=torch.tensor([int(o) + n for r, o in zip(rows, offsets, strict=False) for n in r.outputs]),
+            mask=mask,
+        )
+        self.passes += 1
+        return self.draft.forward_features(batch, self.kv, self.own, hidden)
+
+    def hidden(self, features: torch.Tensor, begin: int, end: int) -> torch.Tensor | None:
+        """What enters with tokens begin to end - 1: each the feature of the token before, 0 for the first of all.
+
+        features: of the target, by token.
+        """
+        if not self.own:
+            return None
+        fused = self.draft.fuse(features[max(begin - 1, 0) : end - 1])
+        return fused if begin else torch.cat([fused.new_zeros(1, fused.shape[1]), fused])
+
+    def move(self, pairs: list[tuple[int, int, int]]) -> None:
+        """KV of (place, index from, index to), as if all at once; pairs that stay are skipped."""
+        slots = [
+            [int(self.page_table[place, i // self.page_size]) * self.page_size + i % self.page_size for i in (old, new)]
+            for place, old, new in pairs
+            if old != new
+        ]
+        if slots:
+            kernels.kv_copy(self.kv.k, self.kv.v, *torch.tensor(slots).T.contiguous())
+
+
 class ModelProposer:
     """Trees drafted by a model for at most max_batch sequences of at most max_len tokens, in the calling thread.
 
     rule: how tokens are chosen, Coupled or Sampled.
     """
 
-    def __init__(
-        self, draft: Draft, rule, *, max_batch: int, max_len: int, nodes: int, chunk: int = 512, page_size: int = 16
-    ):
-        self.draft, self.rule, self.chunk, self.page_size = draft, rule, chunk, page_size
+    def __init__(self, draft: Draft, rule, *, max_batch: int, max_len: int, nodes: int, chunk: int = 512):
+        self.draft, self.rule, self.chunk = draft, rule, chunk
+        self.runner = DraftRunner(draft, max_batch=max_batch, max_len=max_len, nodes=nodes)
         self.layers = draft.feature_layers
-        self.max_len = min(max_len, len(draft.cos))
-        pages = -(-(self.max_len + nodes) // page_size)
-        self.kv = draft.new_kv_cache(max_batch * pages, page_size)
-        self.page_table = np.arange(max_batch * pages, dtype=np.int32).reshape(max_batch, pages)
         self.free = list(range(max_batch))[::-1]
         self.states: dict[object, State] = {}
-        self.steps = 0  # passes so far
+
+    @property
+    def steps(self) -> int:
+        """Passes so far."""
+        return self.runner.passes
 
     @property
     def ids(self) -> torch.Tensor | None:
@@ -69,7 +126,7 @@ class ModelProposer:
     def propose(self, sequences, limits, thresholds, policy) -> list[Tree]:
         """For each sequence a tree of at most limits[i] levels and policy.nodes nodes."""
         trees = [Tree() for _ in sequences]
-        fit = [i for i, s in enumerate(sequences) if limits[i] > 0 and s.num_tokens + limits[i] <= self.max_len]
+        fit = [i for i, s in enumerate(sequences) if limits[i] > 0 and s.num_tokens + limits[i] <= self.runner.max_len]
         if not fit:
             return trees
         logits, features = self._catch_up([sequences[i] for i in fit])
@@ -102,21 +159,17 @@ class ModelProposer:
 
     def accept(self, sequences, trees, paths) -> None:
         """Keep the KV of accepted nodes. A feature draft computed them from its own features: they are done again."""
-        sources, targets = [], []
+        pairs = []
         for sequence, tree, path in zip(sequences, trees, paths, strict=True):
             state = self.states.get(sequence)
             if state is None or not tree or self.layers:
                 continue
-            row = self.page_table[state.place]
             for k, node in enumerate(path):
                 if node not in state.done:
                     break
                 state.cached += 1
-                if node != k:
-                    for out, index in ((sources, state.base + node), (targets, state.base + k)):
-                        out.append(int(row[index // self.page_size]) * self.page_size + index % self.page_size)
-        if sources:
-            kernels.kv_copy(self.kv.k, self.kv.v, torch.tensor(sources), torch.tensor(targets))
+                pairs.append((state.place, state.base + node, state.base + k))
+        self.runner.move(pairs)
 
     def keep_features(self, plan, offsets: list[int], features: torch.Tensor, paths) -> None:
         """Features of the target's pass: of each sequence's rows and, of its tree, those of the path."""
@@ -156,25 +209,20 @@ class ModelProposer:
                 last &= end == known
                 span = range(begin - shift, end - shift)
                 wants = [end - begin - 1] if end == known else []
-                rows.append(Rows(state, begin - shift, sequence.tokens[begin:end].tolist(), span, span, None, wants))
-                hidden.append(self._hidden(state, begin, end))
+                rows.append(
+                    Rows(state.place, begin - shift, sequence.tokens[begin:end].tolist(), span, span, None, wants)
+                )
+                hidden.append(self.runner.hidden(state.features, begin, end))
                 state.cached = end
             if not last:  # those that are there have their newest row computed once more
                 for state, r in zip(states, rows, strict=True):
                     state.cached -= len(r.outputs)
-            logits, features = self._forward(rows, torch.cat(hidden) if self.layers else None)
+            logits, features = self.runner.forward(rows, torch.cat(hidden) if self.layers else None)
             if last:
                 ends = np.cumsum([len(r.tokens) for r in rows]) - 1
                 for state, sequence in zip(states, sequences, strict=True):
                     state.base, state.done = sequence.num_tokens - shift, []
                 return logits, features[torch.from_numpy(ends)] if self.layers else features
-
-    def _hidden(self, state: State, begin: int, end: int) -> torch.Tensor | None:
-        """What enters with tokens begin to end - 1: each the feature of the token before, 0 for the first of all."""
-        if not self.layers:
-            return None
-        fused = self.draft.fuse(state.features[max(begin - 1, 0) : end - 1])
-        return fused if begin else torch.cat([fused.new_zeros(1, fused.shape[1]), fused])
 
     def _extend(self, sequences, trees, grown, features):
         """Rows of new nodes [(sequence, node, row of its parent in the pass before)]."""
@@ -185,34 +233,9 @@ class ModelProposer:
             bits = [tree.bits[n] >> 1 for n in nodes]
             at = [state.base + n for n in nodes]
             rows.append(
-                Rows(state, state.base, [tree.tokens[n] for n in nodes], at, positions, bits, range(len(nodes)))
+                Rows(state.place, state.base, [tree.tokens[n] for n in nodes], at, positions, bits, range(len(nodes)))
             )
             state.done += nodes
         if self.layers:
             hidden = features[torch.tensor([row for _, _, row in grown])]
-        return self._forward(rows, hidden)
-
-    def _forward(self, rows: list[Rows], hidden):
-        """Logits of the outputs and features of all rows."""
-        counts = [len(r.tokens) for r in rows]
-        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-        places = np.array([r.state.place for r in rows])
-        index = np.concatenate([np.asarray(r.at) for r in rows])
-        pages = self.page_table[np.repeat(places, counts), index // self.page_size].astype(np.int64)
-        mask = None
-        if any(r.bits is not None for r in rows):
-            count = -(-max(b.bit_length() for r in rows for b in r.bits) // 64)
-            mask = torch.from_numpy(words([b for r in rows for b in r.bits], count))
-        batch = Batch(
-            ids=torch.tensor([t for r in rows for t in r.tokens]),
-            positions=torch.from_numpy(np.concatenate([np.asarray(r.positions) for r in rows]).astype(np.int32)),
-            slots=torch.from_numpy(pages * self.page_size + index % self.page_size),
-            row_offsets=torch.from_numpy(offsets),
-            prefix_lens=torch.tensor([r.prefix for r in rows], dtype=torch.int32),
-            page_table=torch.from_numpy(self.page_table[places]),
-            logit_rows=torch.tensor([int(o) + n for r, o in zip(rows, offsets, strict=False) for n in r.outputs]),
-            mask=mask,
-        )
-        self.steps += 1
-        own = (self.draft.config.num_layers,) if self.layers else ()
-        return self.draft.forward_features(batch, self.kv, own, hidden)
+        return self.runner.forward(rows, hidden)

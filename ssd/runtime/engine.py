@@ -86,7 +86,7 @@ class Engine:
         places = [i for i, work in enumerate(plan) if work.samples]
         if not places:
             return paths, emitted, logprobs
-        if not any(trees) and not (self.speculator and self.speculator.rejection):  # an empty tree counts as none
+        if not self.speculator:
             tokens, probs = (t.tolist() for t in self.sample(logits, *sampling))
             rows = ([()] * len(places), [[t] for t in tokens], [[p] for p in probs] or [()] * len(places))
         else:

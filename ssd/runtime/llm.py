@@ -9,18 +9,15 @@ import torch
 
 from ssd import kernels
 
-from .candidates import Coupled, Sampled
-from .drafting import ModelProposer
+from .assembly import load_draft, make_speculator, verify_cores
 from .engine import Engine
 from .metrics import Metrics
-from .ngram import NgramProposer
 from .options import EngineOptions, SpeculationOptions
 from .output import Chunk, Output
 from .sampling_params import SamplingParams
 from .sequence import Sequence
-from .speculator import Speculator
 from .text import TextStream
-from .threads import bind, cores_of
+from .threads import bind
 
 Prompt = str | list[int] | list[dict]
 
@@ -40,7 +37,7 @@ class LLM:
         from ssd.model.tokenizer import Tokenizer
 
         engine, speculation = split(options)
-        bind(cores_of(engine.threads))
+        bind(verify_cores(speculation, engine))
         folder = hub.resolve(target)
         model = Llama.load(folder, dtype)
         draft = None if speculation.mode == "ar" else load_draft(speculation, target, model, dtype)
@@ -59,29 +56,28 @@ class LLM:
     ) -> None:
         self.tokenizer, self.options, self.speculation = tokenizer, options, speculation
         self.max_model_len, kv_tokens = options.sizes(model.config.max_positions)
-        speculator, nodes = None, 0
-        if speculation.mode != "ar":
-            policy = speculation.policy()
-            speculator = Speculator(self._proposer(draft, policy), policy, speculation.verify == "rejection")
-            nodes = policy.nodes
+        speculator = make_speculator(speculation, options, draft, model, self.max_model_len)
         self.engine = Engine(
             model, sample, model.config.eos_token_ids, max_batch=options.max_batch, max_model_len=self.max_model_len,
-            kv_tokens=kv_tokens, prefill_chunk=options.prefill_chunk, speculator=speculator, nodes=nodes,
+            kv_tokens=kv_tokens, prefill_chunk=options.prefill_chunk, speculator=speculator,
+            nodes=speculation.policy().nodes if speculator else 0,
         )  # fmt: skip
         self._lock = threading.Lock()
         self._bound = threading.local()
         self._requests = 0
 
-    def _proposer(self, draft, policy):
-        if draft == "ngram":
-            return NgramProposer()
-        rule = Sampled(self.speculation.saguaro) if self.speculation.verify == "rejection" else Coupled()
-        sizes = {"max_batch": self.options.max_batch, "max_len": self.max_model_len, "nodes": policy.nodes}
-        return ModelProposer(draft, rule, **sizes)
+    def close(self) -> None:
+        """Stop what runs beside the caller; an LLM that is let go does it by itself."""
+        if self.engine.speculator:
+            self.engine.speculator.close()
 
     @property
     def metrics(self) -> Metrics:
         return self.engine.metrics
+
+    def stats(self) -> dict:
+        """Metrics.stats, with what the mode adds."""
+        return self.metrics.stats() | (self.engine.speculator.stats() if self.engine.speculator else {})
 
     def describe(self) -> dict:
         """The sizes in use and the kernels' threads, for records of a run."""
@@ -165,7 +161,7 @@ class LLM:
     def _pass(self) -> None:
         """One pass, in the thread that holds the lock."""
         if not getattr(self._bound, "done", False):
-            bind(cores_of(self.options.threads))
+            bind(verify_cores(self.speculation, self.options))
             self._bound.done = True
         self.engine.step()
 
@@ -210,20 +206,6 @@ def split(options: dict) -> tuple[EngineOptions, SpeculationOptions]:
     ours = {field.name for field in fields(SpeculationOptions)}
     speculation = SpeculationOptions(**{name: value for name, value in options.items() if name in ours})
     return EngineOptions(**{name: value for name, value in options.items() if name not in ours}), speculation
-
-
-def load_draft(options: SpeculationOptions, target: str | None, model, dtype: str):
-    """The Draft that options name, or "ngram". Raises ValueError where there is none."""
-    from ssd.drafts import default_draft
-    from ssd.model import hub
-    from ssd.model.draft import Draft
-
-    if options.draft == "ngram":
-        return "ngram"
-    folder = hub.resolve(options.draft) if options.draft else default_draft(target or hub.DEFAULT_TARGET)
-    if folder is None:
-        raise ValueError(f"draft: none comes with {target}, wanted a folder, the id of a model, or ngram")
-    return Draft.load(folder, model, options.draft_dtype or dtype)
 
 
 def _unicode(text: str, name: str) -> str:

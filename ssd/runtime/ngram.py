@@ -72,6 +72,14 @@ class NgramProposer:
                 node = tree.add(history.tokens[at], node, score, where)
         return tree
 
+    def after(self, sequence, new: list[int], limit: int) -> Tree:
+        """A chain of at most limit tokens behind a sequence and tokens that it is about to get."""
+        history = self.histories.setdefault(sequence, History())
+        tokens = sequence.tokens[: sequence.num_tokens].tolist() + new
+        history.extend(tokens[len(history.tokens) :])
+        _, ends = history.continuations(1)
+        return Tree(history.tokens[ends[0] : ends[0] + max(limit, 0)] if ends else ())
+
     def accept(self, sequences, trees, paths) -> None:
         """Nothing to do: the text is read again."""
 

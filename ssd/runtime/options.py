@@ -7,21 +7,24 @@ from .sampling_params import check_integer, check_number
 from .threads import cores_of
 
 DEFAULT_KV_TOKENS = 32768
-MODES = ("ar", "sd")
+MODES = ("ar", "sd", "ssd")
 VERIFY = ("coupled", "rejection")
 MAX_NODES = 63  # tokens of a speculation; with the root one mask word
+MAX_ROWS = 256  # nodes of a draft's forest
 
 
 @dataclass(frozen=True)
 class SpeculationOptions:
     """How tokens are made. Raises ValueError or TypeError naming the field.
 
-    mode: "ar" (plain decoding) or "sd" (a draft proposes, then the target verifies). draft: a folder, the id of a
+    mode: "ar" (plain decoding), "sd" (a draft proposes, then the target verifies) or "ssd" (the draft prepares what
+    comes next while the target verifies). draft: a folder, the id of a
     model, or "ngram" (what followed the same words earlier in the text); None is the draft that comes with the target.
     k: tokens of a branch; None adapts length and shape to what pays, round by round. tree_width: branches below the
     root, or with k None children of any node at most. draft_dtype: of the draft's weights, by default the target's.
     verify: "coupled" (the tokens of plain decoding) or "rejection" (the published rule: other tokens, of the same
     distribution). saguaro: with rejection, scale of the draft's likeliest probabilities, in [0, 1]; 1 leaves them.
+    branches: outcomes that ssd prepares for in a round. draft_threads: of ssd's draft, as EngineOptions.threads.
     """
 
     mode: str = "ar"
@@ -31,6 +34,8 @@ class SpeculationOptions:
     draft_dtype: str | None = None
     verify: str = "coupled"
     saguaro: float = 1.0
+    branches: int = 12
+    draft_threads: int | list[int] | None = None
 
     def __post_init__(self):
         if self.mode not in MODES:
@@ -48,7 +53,25 @@ class SpeculationOptions:
                 f"k: got {self.k} tokens by tree_width {self.tree_width}, wanted at most {MAX_NODES} nodes"
             )
 
+        check_integer("branches", self.branches, "1 to 64", lambda x: 1 <= x <= 64)
+        if self.mode == "ssd":
+            if self.verify != "coupled":
+                raise ValueError("verify: got 'rejection', wanted 'coupled' for mode 'ssd'")
+            rows = self.depth * self.tree_width + self.branches * (1 + self.depth * self.tree_width)
+            if rows > MAX_ROWS:
+                raise ValueError(
+                    f"branches: got {self.branches}, which with k and tree_width make {rows} rows, wanted {MAX_ROWS}"
+                )
+        cores_of(self.draft_threads)
+
+    @property
+    def depth(self) -> int:
+        """Tokens of a branch that ssd prepares at most."""
+        return self.k or 4
+
     def policy(self) -> Policy:
+        if self.mode == "ssd":
+            return Policy(self.depth, self.tree_width, self.depth * self.tree_width, adaptive=False)
         if self.k:
             return Policy(self.k, self.tree_width, self.k * self.tree_width, adaptive=False)
         return Policy(depth=8, width=self.tree_width, nodes=16)

@@ -89,6 +89,13 @@ class Speculator:
                 if parent < 0 or parent in kept:
                     policy.calibration.update(tree.rank[node], node in kept)
 
+    def close(self) -> None:
+        """Nothing runs beside the engine."""
+
+    def stats(self) -> dict:
+        """What Metrics.stats tells beside counts and times."""
+        return {}
+
     def release(self, sequence) -> None:
         self.records.pop(sequence, None)
         self.proposer.release(sequence)

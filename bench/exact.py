@@ -1,0 +1,118 @@
+"""Whether speculation changes a token: `python -m bench.exact --modes sd --data F.jsonl --limit N --json F`.
+
+Every configuration of mode, draft, shape, precision, temperature and batch answers the same prompts with the same
+seeds as plain decoding, and the token ids are compared; the prefill chunks take turns from one configuration to the
+next. JSON: `compared` (answers), `tokens` (in them), `differences`, `first_difference` (configuration, prompt, index,
+both sequences; null without one), `rows` (configuration, compared, differences, acceptance_rate,
+mean_accepted_length). Exit code 1 where there are differences.
+"""
+
+import argparse
+import itertools
+import sys
+
+from . import results
+from .decode import PROMPTS, read_workloads
+
+
+def product(args) -> list[dict]:
+    """All configurations; the prefill chunk, which plain decoding does not depend on either, goes round."""
+    chunks = itertools.cycle(map(int, args.chunks.split(",")))
+    names = ("dtype", "mode", "draft", "shape", "batch")
+    values = (args.dtypes.split(","), args.modes.split(","), args.drafts.split(","), args.shapes.split(","))
+    values += (list(map(int, args.batches.split(","))),)
+    return [dict(zip(names, each, strict=True), chunk=next(chunks)) for each in itertools.product(*values)]
+
+
+def shape_of(text: str) -> dict:
+    """ "4x3" is k 4 and tree width 3, "4" a chain, "auto" what pays, "auto3" that with up to 3 children a node."""
+    if text.startswith("auto"):
+        return {"tree_width": int(text[4:] or 1)}
+    k, _, width = text.partition("x")
+    return {"k": int(k), "tree_width": int(width or 1)}
+
+
+class Runner:
+    """Models loaded once a precision."""
+
+    def __init__(self, target: str | None):
+        from ssd.model import Llama, Tokenizer, resolve
+
+        self.folder, self.target, self.loaded = resolve(target), target, {}
+        self.tokenizer, self.load = Tokenizer(self.folder), Llama.load
+
+    def model(self, dtype: str):
+        if dtype not in self.loaded:
+            self.loaded = {dtype: self.load(self.folder, dtype)}
+        return self.loaded[dtype]
+
+    def llm(self, dtype: str, batch: int, chunk: int, **speculation):
+        from ssd import LLM
+        from ssd.runtime.llm import load_draft
+        from ssd.runtime.options import SpeculationOptions
+
+        model, draft = self.model(dtype), None
+        if speculation.get("mode", "ar") != "ar":
+            draft = load_draft(SpeculationOptions(**speculation), str(self.folder), model, dtype)
+        sizes = {"max_batch": batch, "prefill_chunk": chunk, "max_model_len": 2048}
+        return LLM.from_model(model, self.tokenizer, draft=draft, **sizes, **speculation)
+
+
+def compare(runner: Runner, args, ids: list[list[int]]) -> dict:
+    from ssd import SamplingParams
+
+    temperatures = list(map(float, args.temperatures.split(",")))
+    jobs = [(n, t, i) for t in temperatures for n, i in enumerate(ids)]
+    params = [SamplingParams(temperature=t, seed=1000 + n, max_tokens=args.max_tokens) for n, t, _ in jobs]
+    prompts, plain, rows, first = [i for _, _, i in jobs], {}, [], None
+    for c in product(args):
+        if c["dtype"] not in plain:
+            answers = runner.llm(c["dtype"], 1, 512).generate(prompts, params)
+            plain = {c["dtype"]: [a.token_ids for a in answers]}
+        draft = None if c["draft"] == "default" else c["draft"]
+        llm = runner.llm(c["dtype"], c["batch"], c["chunk"], mode=c["mode"], draft=draft, **shape_of(c["shape"]))
+        got, different = [a.token_ids for a in llm.generate(prompts, params)], 0
+        for (n, t, _), a, b in zip(jobs, plain[c["dtype"]], got, strict=True):
+            if a != b:
+                different += 1
+                at = next((k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+                first = first or {**c, "prompt": n, "temperature": t, "index": at, "plain": a, "got": b}
+        stats = llm.metrics.stats()
+        kept = {name: stats[name] for name in ("acceptance_rate", "mean_accepted_length", "hit_rate")}
+        rows.append({**c, "compared": len(jobs), "differences": different, **kept})
+        print(results.table(rows[-1:], list(rows[-1])).splitlines()[-1], file=sys.stderr, flush=True)
+    return {
+        "compared": sum(r["compared"] for r in rows),
+        "tokens": len(rows) * sum(map(len, next(iter(plain.values())))),
+        "differences": sum(r["differences"] for r in rows),
+        "first_difference": first,
+        "rows": rows,
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", help="folder or id of the model; the default target otherwise")
+    parser.add_argument("--modes", default="sd", help="modes to compare with plain decoding")
+    parser.add_argument("--drafts", default="default,ngram", help="default, ngram, folders")
+    parser.add_argument("--shapes", default="4,3x3,auto2", help="k, k x width, auto, auto and width")
+    parser.add_argument("--dtypes", default="bf16,int8")
+    parser.add_argument("--batches", default="1,8")
+    parser.add_argument("--chunks", default="16,64,512", help="rows of a prompt in a pass, in turn")
+    parser.add_argument("--temperatures", default="0,0.7,1.0")
+    parser.add_argument("--data", nargs="+", metavar="FILE.jsonl", help="files of prompts; three of our own otherwise")
+    parser.add_argument("--limit", type=int, default=40, help="prompts of each file (%(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--json", metavar="FILE")
+    args = parser.parse_args(argv)
+    runner = Runner(args.target)
+    texts = read_workloads(args.data or sorted(map(str, PROMPTS.glob("*.jsonl"))), args.limit)
+    ids = [runner.tokenizer.encode_chat([{"role": "user", "content": p}]) for ps in texts.values() for p in ps]
+    found = compare(runner, args, ids)
+    results.write(args.json, found.pop("rows"), **found)
+    print({name: found[name] for name in ("compared", "tokens", "differences", "first_difference")})
+    return 1 if found["differences"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

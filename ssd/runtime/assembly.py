@@ -1,0 +1,77 @@
+"""Puts the parts of a mode together."""
+
+from ssd.model.draft import Draft
+
+from .candidates import Coupled, Sampled
+from .draft_lane import DraftLane
+from .drafting import DraftRunner, ModelProposer
+from .fan_out import FanOut
+from .lanes import Lanes
+from .ngram import NgramProposer
+from .options import EngineOptions, SpeculationOptions
+from .speculation_cache import SpeculationCache
+from .speculator import Speculator
+from .threads import CORES, cores_of
+
+
+def load_draft(options: SpeculationOptions, target: str | None, model, dtype: str) -> Draft | str:
+    """The Draft that options name, or "ngram". Raises ValueError where there is none."""
+    from ssd.drafts import default_draft
+    from ssd.model import hub
+
+    if options.draft == "ngram":
+        return "ngram"
+    folder = hub.resolve(options.draft) if options.draft else default_draft(target or hub.DEFAULT_TARGET)
+    if folder is None:
+        raise ValueError(f"draft: none comes with {target}, wanted a folder, the id of a model, or ngram")
+    return Draft.load(folder, model, options.draft_dtype or dtype)
+
+
+def verify_cores(speculation: SpeculationOptions, options: EngineOptions) -> list[int] | None:
+    """Cores of the thread that runs the target, None for the kernels' default. With a draft lane and nothing said, the
+    last core of the process is the draft's and the others are the target's."""
+    if speculation.mode == "ssd" and options.threads is None and len(CORES) > 1:
+        return list(CORES[:-1])
+    return cores_of(options.threads)
+
+
+def draft_cores(speculation: SpeculationOptions) -> list[int]:
+    return [CORES[-1]] if speculation.draft_threads is None else cores_of(speculation.draft_threads)
+
+
+def make_speculator(speculation: SpeculationOptions, options: EngineOptions, draft, model, max_len: int):
+    """What an engine needs for a mode; None for plain decoding."""
+    if speculation.mode == "ar":
+        return None
+    policy = speculation.policy()
+    if speculation.mode == "ssd":
+        if draft == "ngram":
+            raise ValueError("draft: got ngram, wanted a draft model for mode 'ssd'")
+        return make_lanes(speculation, options, draft, model, max_len)
+    rejection = speculation.verify == "rejection"
+    if draft == "ngram":
+        proposer = NgramProposer()
+    else:
+        rule = Sampled(speculation.saguaro) if rejection else Coupled()
+        proposer = ModelProposer(draft, rule, max_batch=options.max_batch, max_len=max_len, nodes=policy.nodes)
+    return Speculator(proposer, policy, rejection)
+
+
+def make_lanes(speculation: SpeculationOptions, options: EngineOptions, draft: Draft, model, max_len: int) -> Lanes:
+    depth, width, budget = speculation.depth, speculation.tree_width, speculation.branches
+    nodes, slots, fan_out = depth * width, options.max_batch, FanOut()
+    feature_bytes = 4 * draft.feature_width
+    cores = draft_cores(speculation)
+
+    def start(requests, wants):
+        cache = SpeculationCache(
+            slots, budget, nodes, vocab=model.config.vocab_size, log=max_len, feature_bytes=feature_bytes
+        )
+        runner = DraftRunner(draft, max_batch=slots, max_len=max_len, nodes=nodes + budget * (1 + nodes))
+        sizes = {"depth": depth, "width": width, "budget": budget, "cores": cores}
+        return cache, DraftLane(runner, Coupled(), cache, requests, wants, fan_out, **sizes)
+
+    return Lanes(
+        start, slots=slots, layers=draft.feature_layers, width=draft.feature_width, depth=depth,
+        vocab=model.config.vocab_size, fallback=NgramProposer(),
+    )  # fmt: skip

@@ -1,0 +1,247 @@
+"""The draft lane: a thread that prepares speculations for the likely outcomes of the verification in progress."""
+
+import threading
+from time import monotonic, perf_counter
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from ssd.kernels import Kind
+
+from .drafting import DraftRunner, Rows
+from .fan_out import RANKS, FanOut
+from .forest import Forest
+from .speculation_cache import Outcome, SpeculationCache, key
+from .threads import bind
+from .tree import Tree
+
+CHUNK = 256  # rows of a prompt in one pass
+WAIT_US = 50_000
+
+
+class Request(NamedTuple):
+    """What a sequence asks for, by its owner number."""
+
+    params: object
+    seed: int
+    capacity: int  # tokens
+
+
+class DraftLane(threading.Thread):
+    """Answers the outcomes that a speculation cache tells of, until stopped or until it fails.
+
+    depth: tokens of a branch; width: branches below a bonus token; budget: bonus tokens prepared for in a round.
+    requests: owner to Request, written before the owner is assigned a slot. wants: bool [slots], whether the newest
+    outcome of a slot waits for one speculation of its own. error: what ended it. beat: time of the last sign of life.
+    """
+
+    def __init__(
+        self, runner: DraftRunner, rule, cache: SpeculationCache, requests: dict[int, Request], wants: np.ndarray,
+        fan_out: FanOut, *, depth: int, width: int, budget: int, cores: list[int] | None,
+    ):  # fmt: skip
+        super().__init__(name="draft lane", daemon=True)
+        self.runner, self.rule, self.cache = runner, rule, cache
+        self.requests, self.wants, self.fan_out = requests, wants, fan_out
+        self.depth, self.width, self.budget, self.cores = depth, width, budget, cores
+        self.forests: dict[int, Forest] = {}
+        self.owners: dict[int, int] = {}
+        self.slots = torch.arange(cache.slots)
+        self.seen = torch.zeros(cache.slots, dtype=torch.int64)
+        self.stopping, self.error, self.beat = False, None, monotonic()
+        self.seconds, self.rounds, self.steps = 0.0, 0, 0  # at work
+        self.step_seconds = 0.0  # of a level, exponential mean
+
+    # ---- life ----
+
+    def run(self) -> None:
+        try:
+            bind(self.cores)
+            with torch.inference_mode():
+                while not self.stopping:
+                    self.step()
+        except Exception as e:  # whatever it is, the verify lane goes on without this one
+            self.error = e
+
+    def stop(self) -> None:
+        self.stopping = True
+
+    def step(self) -> None:
+        """Wait for outcomes and prepare what may follow them."""
+        self.beat = monotonic()
+        outcomes = self.cache.wait_outcomes(self.slots, self.seen, WAIT_US)
+        self.beat = monotonic()
+        begin = perf_counter()
+        told = [(slot, o) for slot, o in enumerate(outcomes) if o]
+        forests = [f for slot, o in told if (f := self.take(slot, o))]
+        if forests:
+            self.grow(forests)
+            self.rounds += 1
+            self.seconds += perf_counter() - begin
+
+    def newer(self, f: Forest) -> bool:
+        """Whether the round that f answers is over."""
+        return self.stopping or int(self.cache.latest[f.place]) != f.epoch
+
+    # ---- outcomes ----
+
+    def take(self, slot: int, o: Outcome) -> Forest | None:
+        """The forest of a slot brought up to an outcome; None where nothing is to be prepared."""
+        self.seen[slot] = o.epoch
+        f, flight = self.forests.get(slot), Tree(o.tokens, o.parents)
+        request = self.requests.get(o.owner)
+        if o.owner < 0 or request is None:
+            self.forests.pop(slot, None)
+            return None
+        if f is None or f.born != o.born:
+            width = self.runner.draft.feature_width if self.runner.own else 0
+            features = torch.zeros(request.capacity, width) if width else None
+            tokens = np.empty(request.capacity, np.int64)
+            f = self.forests[slot] = Forest(self.runner, slot, request.params, request.seed, tokens, features)
+            f.born = o.born
+        start, lagged = f.num_tokens, o.epoch != f.epoch + 1
+        confirmed = self.cache.catch_up(slot, o, start)
+        if confirmed is None or not self._take_features(f, slot, o, start):
+            self.forests.pop(slot)
+            return None
+        if lagged:
+            f.restart(confirmed.tolist(), flight)
+        else:
+            if len(confirmed):
+                self._learn(f, o)
+            f.advance(confirmed.tolist(), o.node, o.branch, flight)
+        f.epoch, f.hit = o.epoch, o.hit
+        return f
+
+    def _learn(self, f: Forest, o: Outcome) -> None:
+        depth = f.tree.depth[o.node] if o.node >= 0 else 0
+        leaf = all(parent != o.node for parent in f.tree.parents[: f.flight])
+        if o.node in f.best:
+            self.fan_out.update(f.hit, depth, leaf, f.rank(o.node, o.token))
+
+    def _take_features(self, f: Forest, slot: int, o: Outcome, start: int) -> bool:
+        """Features of the tokens before those from start on; the cache keeps each beside the token that it drew."""
+        first = max(start, 1)
+        if f.features is None or o.length <= first:
+            return True
+        return self.cache.features_of(slot, o, first, f.features[first - 1 : o.length - 1])
+
+    # ---- growth ----
+
+    def grow(self, forests: list[Forest]) -> None:
+        for f in forests:
+            self.prefill(f)
+        forests = self.catch_up(forests)
+        alone = [f for f in forests if self.wants[f.place] and not f.flight and not f.hit]
+        others = [f for f in forests if f not in alone]
+        if alone:
+            self.answer(alone)
+        if others:
+            self.fork(others)
+
+    def prefill(self, f: Forest) -> None:
+        """All but the last rows of a long text that is new to the draft."""
+        shift = self.runner.draft.shift
+        while f.fresh > CHUNK:
+            begin = max(f.cached, shift)
+            span = range(begin - shift, begin - shift + CHUNK)
+            tokens = f.tokens[begin : begin + CHUNK].tolist()
+            hidden = self.runner.hidden(f.features, begin, begin + CHUNK)
+            self.runner.forward([Rows(f.place, begin - shift, tokens, span, span, None, [])], hidden)
+            f.cached = begin + CHUNK
+            self.beat = monotonic()
+
+    def catch_up(self, forests: list[Forest]) -> list[Forest]:
+        """Compute the root and every node in flight. Returns the forests whose round still goes on."""
+        first = True
+        while True:
+            work = [(f, f.due(), f.fresh if first else 0) for f in forests]
+            work = [(f, nodes, fresh) for f, nodes, fresh in work if nodes or fresh]
+            if not work:
+                return [f for f in forests if not self.newer(f)]
+            self.compute(work)
+            first = False
+
+    def compute(self, work: list[tuple[Forest, list[int], int]]) -> None:
+        """One pass over nodes, and over so many of the newest confirmed tokens, of each forest."""
+        begin = perf_counter()
+        rows, hidden = zip(*(f.rows(nodes, fresh) for f, nodes, fresh in work), strict=True)
+        logits, features = self.runner.forward(list(rows), torch.cat(hidden) if self.runner.own else None)
+        ends = [(f, node) for f, nodes, fresh in work for node in ([-1] if fresh else []) + nodes]
+        positions = [f.position(node) for f, node in ends]
+        width = RANKS + self.width
+        best, _, _ = self.rule.best(logits, [f for f, _ in ends], positions, width, self.runner.draft.ids)
+        at = row = 0
+        for (f, nodes, fresh), r in zip(work, rows, strict=True):
+            n = len(nodes) + (fresh > 0)
+            f.computed(
+                nodes, fresh, best[at : at + n], features[row : row + len(r.tokens)] if self.runner.own else None
+            )
+            at, row = at + n, row + len(r.tokens)
+        self.steps += 1
+        self.beat = monotonic()
+        self.step_seconds += 0.1 * (perf_counter() - begin - self.step_seconds)
+
+    def fork(self, forests: list[Forest]) -> None:
+        """Branches for the likely outcomes of each forest's round, published depth by depth."""
+        budget = max(1, self.budget // len(forests))
+        live = []
+        for f in forests:
+            depths, parents = f.tree.depth[: f.flight], f.tree.parents[: f.flight]
+            keys = f.choose(self.fan_out.allocate(f.hit, depths, parents, budget))
+            if keys:
+                live.append((f, keys))
+        frontier = {f: list(f.branches) for f, _ in live}
+        count = 0  # nodes of a branch that are published
+        for level in range(1, self.depth + 1):
+            if not live:
+                return
+            self.compute([(f, frontier[f], 0) for f, _ in live])
+            wide = self.width if level == 1 else 1
+            tokens = []
+            for f, _ in live:
+                grown, mine = [], []
+                for node in frontier[f]:
+                    best = [t for t in f.best[node] if t >= 0][:wide]
+                    best += best[-1:] * (wide - len(best))
+                    mine += best
+                    grown += [f.add(t, node) for t in best]
+                frontier[f] = grown
+                tokens.append(mine)
+            span = self.width  # nodes of a level of a branch
+            parents = [-1] * span if level == 1 else list(range(count - span, count))
+            told = [(f, keys, t) for (f, keys), t in zip(live, tokens, strict=True) if not self.newer(f)]
+            self._publish(told, parents, count)
+            live = [(f, keys) for f, keys, _ in told]
+            count += span
+
+    def _publish(self, told: list[tuple[Forest, list, list[int]]], parents: list[int], count: int) -> None:
+        """One more level, behind `count` nodes, of every branch of forests: (forest, keys, tokens branch by branch)."""
+        span, c = len(parents), self.cache.branches
+        for f, keys, tokens in told:
+            values = torch.zeros(1, c, span, dtype=torch.int64)
+            values[0, : len(keys)] = torch.tensor(tokens).view(len(keys), span)
+            above = torch.tensor(parents, dtype=torch.int8).expand(1, c, span).contiguous()
+            slots, epochs = torch.tensor([f.place]), torch.tensor([f.epoch + 1])
+            if count:
+                self.cache.extend(slots, epochs, count, values, above)
+                continue
+            names = torch.full((1, c), -1, dtype=torch.int64)
+            names[0, : len(keys)] = torch.tensor([key(*k) for k in keys])
+            self.cache.publish(slots, epochs, names, values, above, kind=int(Kind.COUPLED))
+
+    def answer(self, forests: list[Forest]) -> None:
+        """One chain below the root of each forest, published whole: what the verify lane waits for after a miss."""
+        ends, depth = {f: -1 for f in forests}, max(1, min(self.depth, 4))
+        for level in range(depth):
+            if level:
+                self.compute([(f, [node], 0) for f, node in ends.items()])
+            for f, node in ends.items():
+                ends[f] = f.add(next(t for t in f.best[node] if t >= 0), node)
+        c = self.cache.branches
+        for f in ends:
+            names = torch.full((1, c), -1, dtype=torch.int64)
+            names[0, 0] = key(-1, int(f.tokens[f.num_tokens - 1]))
+            values = torch.zeros(1, c, depth, dtype=torch.int64)
+            values[0, 0] = torch.tensor(f.tree.tokens[:depth])
+            self.cache.publish(torch.tensor([f.place]), torch.tensor([f.epoch + 1]), names, values)

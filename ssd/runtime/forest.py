@@ -1,0 +1,168 @@
+"""The draft lane's side of one sequence: confirmed tokens, the speculation in flight, and the branches prepared for
+its outcomes, all of them nodes behind one prefix."""
+
+import numpy as np
+import torch
+
+from .drafting import DraftRunner, Rows
+from .tree import Tree
+
+
+class Forest:
+    """Nodes 0 to flight - 1 are the speculation in flight, the others bonus tokens and what follows them.
+
+    The KV of node i belongs at index base + i. best[i] are the tokens that the draft ranks first below node i, and
+    feature[i] its own hidden state; both are there once the node has been computed (done). Node -1, the root, is the
+    newest confirmed token.
+    """
+
+    def __init__(self, runner: DraftRunner, place: int, params, seed: int, tokens, features):
+        self.runner, self.place, self.params, self.seed = runner, place, params, seed
+        self.tokens: np.ndarray = tokens  # int64 [capacity]
+        self.features: torch.Tensor | None = features  # [capacity, width] of the target
+        self.num_tokens = self.cached = 0
+        self.epoch = self.born = 0
+        self.hit = False
+        self.clear()
+
+    def clear(self) -> None:
+        """Without a speculation."""
+        self.tree, self.flight = Tree(), 0
+        self.best: dict[int, list[int]] = {}
+        self.feature: dict[int, torch.Tensor] = {}
+        self.done: set[int] = set()
+        self.branches: list[int] = []  # bonus nodes, in the order of publication
+
+    @property
+    def base(self) -> int:
+        return self.num_tokens - self.runner.draft.shift
+
+    def position(self, node: int) -> int:
+        """Index in the sequence of the token that follows a node."""
+        return self.num_tokens + (self.tree.depth[node] if node >= 0 else 0)
+
+    # ---- outcomes ----
+
+    def advance(self, confirmed, node: int, branch: int, flight: Tree) -> None:
+        """Take an outcome: the walk ended at that node, `confirmed` are its tokens and the bonus token; branch: the one
+        adopted, -1 where flight (a fallback, perhaps empty) is verified next. Without confirmed tokens the nodes in
+        flight are a fallback that was drafted here."""
+        if not confirmed:
+            kept, path, bonus = {n: n for n in range(len(flight))}, [], -1
+        else:
+            path, bonus = self._path(node), self.branches[branch] if branch >= 0 else None
+            kept = self._below(bonus, flight) if bonus is not None else {}
+        old, begin = self.base, self.num_tokens
+        tree_best, tree_feature, tree_done, moves = self.best, self.feature, self.done, []
+        if confirmed and not self.runner.own:  # rows of accepted nodes are what they would be if computed again
+            for k, n in enumerate([*path, bonus]):
+                if n not in tree_done or self.cached < begin:
+                    break
+                moves.append((n, old + k))
+            self.cached += len(moves)
+        self.tokens[begin : begin + len(confirmed)] = confirmed
+        self.num_tokens += len(confirmed)
+        self.clear()
+        self.tree, self.flight = flight, len(flight)
+        for n, m in [*kept.items(), (bonus, -1)]:
+            if n in tree_best:
+                self.best[m] = tree_best[n]
+            if n in tree_feature:
+                self.feature[m] = tree_feature[n]
+            if n in tree_done and m >= 0:
+                self.done.add(m)
+                moves.append((n, self.base + m))
+        self.runner.move([(self.place, old + n, new) for n, new in moves])
+
+    def restart(self, confirmed, flight: Tree) -> None:
+        """All but the confirmed tokens is lost; KV of the cached ones stands."""
+        begin = self.num_tokens
+        self.tokens[begin : begin + len(confirmed)] = confirmed
+        self.num_tokens += len(confirmed)
+        self.clear()
+        self.tree, self.flight = flight, len(flight)
+
+    def _path(self, node: int) -> list[int]:
+        path = []
+        while node >= 0:
+            path.append(node)
+            node = self.tree.parents[node]
+        return path[::-1]
+
+    def _below(self, bonus: int, flight: Tree) -> dict[int, int]:
+        """Old node to new one: the branch below a bonus node as far as it was taken, in its order."""
+        below = [bonus]
+        for i in range(bonus + 1, len(self.tree)):
+            if self.tree.parents[i] in below:
+                below.append(i)
+        return dict(zip(below[1:], range(len(flight)), strict=False))
+
+    # ---- growth ----
+
+    @property
+    def fresh(self) -> int:
+        """Confirmed tokens without KV, the root among them."""
+        return self.num_tokens - max(self.cached, self.runner.draft.shift)
+
+    def due(self) -> list[int]:
+        """Nodes in flight that can be computed: those whose parent has a hidden state, or for an independent draft
+        those whose ancestors are done."""
+        ready = self.feature if self.runner.own else self.done | {-1}
+        out = []
+        for node in range(self.flight):
+            parent = self.tree.parents[node]
+            if node not in self.done and (parent in ready or (not self.runner.own and parent in out)):
+                out.append(node)
+        return out
+
+    def rows(self, nodes: list[int], fresh: int = 0) -> tuple[Rows, torch.Tensor | None]:
+        """Rows of the newest confirmed tokens and of nodes, with what enters beside them."""
+        tree, end = self.tree, self.num_tokens
+        begin, shift = end - fresh, self.runner.draft.shift
+        tokens = self.tokens[begin:end].tolist() + [tree.tokens[n] for n in nodes]
+        at = [*range(begin - shift, end - shift), *(self.base + n for n in nodes)]
+        positions = [*range(begin - shift, end - shift), *(self.base + tree.depth[n] - 1 for n in nodes)]
+        below = (1 << fresh) - 1
+        bits = [(1 << k + 1) - 1 for k in range(fresh)] + [below | tree.bits[n] >> 1 << fresh for n in nodes]
+        outputs = range(max(fresh - 1, 0), len(tokens))
+        hidden = None
+        if self.runner.own:
+            parts = [self.runner.hidden(self.features, begin, end)] if fresh else []
+            hidden = torch.cat([*parts, *(self.feature[tree.parents[n]][None] for n in nodes)])
+        return Rows(self.place, begin - shift, tokens, at, positions, bits, outputs), hidden
+
+    def computed(self, nodes: list[int], fresh: int, best: list[list[int]], features: torch.Tensor | None) -> None:
+        """Keep what a pass over rows(nodes, fresh) gave; features: of all its rows."""
+        if fresh:
+            self.cached = self.num_tokens
+            self.best[-1] = best[0]
+        for k, node in enumerate(nodes):
+            self.best[node] = best[k + (fresh > 0)]
+            self.done.add(node)
+        if self.runner.own:
+            for k, node in enumerate([*([-1] if fresh else []), *nodes]):
+                self.feature[node] = features[max(fresh - 1, 0) + k]
+
+    def add(self, token: int, parent: int) -> int:
+        """One more node. Returns its number."""
+        return self.tree.add(token, parent)
+
+    def choose(self, counts: list[int]) -> list[tuple[int, int]]:
+        """Add bonus nodes: counts[0] below the root, counts[i + 1] below node i, the best that are no children of it.
+        Returns their keys (node, token)."""
+        taken: dict[int, set[int]] = {}
+        for i in range(self.flight):
+            taken.setdefault(self.tree.parents[i], set()).add(self.tree.tokens[i])
+        keys = []
+        for node, count in enumerate(counts, -1):
+            free = [t for t in self.best.get(node, ()) if t >= 0 and t not in taken.get(node, ())]
+            for token in free[:count]:
+                self.branches.append(self.tree.add(token, node))
+                keys.append((node, token))
+        return keys
+
+    def rank(self, node: int, token: int) -> int | None:
+        """Place of a bonus token among the candidates of a node, None where it is not among them."""
+        taken = {self.tree.tokens[i] for i in range(self.flight) if self.tree.parents[i] == node}
+        free = [t for t in self.best.get(node, ()) if t >= 0 and t not in taken]
+        return free.index(token) if token in free else None

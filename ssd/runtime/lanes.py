@@ -1,0 +1,279 @@
+"""The verify lane's side of SSD: what is verified next comes from the speculation cache (Kumar, Dao, May,
+arXiv 2603.03251), and a draft lane that fails costs time, never a token."""
+
+import logging
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic, perf_counter
+
+import numpy as np
+import torch
+
+from ssd import kernels
+from ssd.kernels import Verified
+
+from .draft_lane import DraftLane, Request
+from .policy import Mean
+from .scheduler import Work
+from .speculation_cache import Matched, SpeculationCache
+from .tree import Tree
+
+log = logging.getLogger(__name__)
+STALLED = 0.8  # seconds without a sign of life
+FAILURES = 3  # of the draft lane, then plain decoding
+
+
+@dataclass
+class Recoveries:
+    """Times of one kind of recovery, in seconds."""
+
+    seconds: list[float] = field(default_factory=list)
+
+    def stats(self) -> dict:
+        n = len(self.seconds)
+        return {"count": n, "mean_ms": 1e3 * sum(self.seconds) / n if n else None}
+
+
+class Lanes:
+    """A speculator whose proposals are prepared by another thread while the target verifies.
+
+    start: makes a cache and a draft lane for it, from (requests, wants); the lane is not started yet. layers: of the
+    target whose features the draft reads, of `width` floats in all. vocab: token ids are below it. fallback: a proposer
+    that costs nothing, or None.
+    """
+
+    def __init__(
+        self, start: Callable[[dict, np.ndarray], tuple[SpeculationCache, DraftLane]], *, slots: int, layers,
+        width: int, depth: int, vocab: int, fallback=None,
+    ):  # fmt: skip
+        self.start, self.layers, self.width, self.depth, self.fallback = start, layers, width, depth, fallback
+        self.vocab = vocab
+        self.free, self.slot_of = list(range(slots))[::-1], {}
+        self.requests: dict[int, Request] = {}
+        self.owner_of: dict[object, int] = {}
+        self.owners = 0
+        self.features: dict[object, torch.Tensor] = {}  # of the prompt, until its owner has a slot
+        self.next: dict[object, Tree] = {}
+        self.from_cache: set = set()
+        self.waiting: dict[object, float] = {}  # since when a miss waits for a speculation of its own
+        self.wants = np.zeros(slots, bool)
+        self.failures = 0
+        self.lane = self.cache = None
+        self.seconds = self.wait_seconds = 0.0
+        self.hits = self.misses = 0
+        self.pass_seconds, self.answer = Mean(), Mean()  # seconds of a pass, of a speculation after a miss
+        self.gain = Mean(0.1)  # tokens that such a speculation brought
+        self.recoveries = {name: Recoveries() for name in ("local_retry", "rollback", "model_switch")}
+        self.verified: Verified | None = None
+        self._launch()
+
+    rejection = False
+
+    # ---- the draft lane ----
+
+    def _launch(self) -> None:
+        self.cache, self.lane = self.start(self.requests, self.wants)
+        self._finalizer = weakref.finalize(self, self.lane.stop)
+        self.lane.start()
+
+    def close(self) -> None:
+        """Stop the draft lane."""
+        if self.lane:
+            self.lane.stop()
+            self.lane.join(2.0)
+            self.lane = None
+
+    def _check(self) -> None:
+        """Roll back where the draft lane has failed or hangs: what it knew is dropped, another one starts afresh."""
+        lane = self.lane
+        if lane is None or not (lane.error or (self.slot_of and monotonic() - lane.beat > STALLED)):
+            return
+        begin = perf_counter()
+        lane.stop()
+        self.failures += 1
+        what = repr(lane.error) if lane.error else f"no sign of life for {STALLED} s"
+        self.lane = self.cache = None
+        for sequence in list(self.slot_of):
+            self._forget(sequence)
+        if self.failures < FAILURES:
+            log.info("draft lane given up (%s): another one starts", what)
+            self._launch()
+        else:
+            log.warning("draft lane failed %d times (%s): decoding goes on without it", self.failures, what)
+        self.recoveries["rollback"].seconds.append(perf_counter() - begin)
+
+    def _forget(self, sequence) -> None:
+        slot = self.slot_of.pop(sequence, None)
+        if slot is not None:
+            self.free.append(slot)
+            self.requests.pop(self.owner_of.pop(sequence), None)
+            if self.cache:
+                self.cache.free(slot)
+        self.next.pop(sequence, None)
+        self.waiting.pop(sequence, None)
+        self.from_cache.discard(sequence)
+
+    # ---- a round ----
+
+    def propose(self, plan: list[Work]) -> list[Tree | None]:
+        """What the cache had for each sequence that decodes; chains where the pass holds a prompt."""
+        begin = perf_counter()
+        self._check()
+        if self.lane:
+            for work in plan:
+                if work.sequence.decoding and work.sequence not in self.slot_of:
+                    self._assign(work.sequence)
+            if self.waiting:
+                self._fetch()
+        prefill = any(not work.sequence.decoding for work in plan)
+        trees: list[Tree | None] = []
+        for sequence, _ in plan:
+            tree = self.next.get(sequence)
+            if tree is not None and prefill and not tree.is_chain:
+                tree = None  # its outcome is that of the root alone
+            trees.append(tree)
+        self.seconds = perf_counter() - begin
+        return trees
+
+    def _assign(self, sequence) -> None:
+        self.owners += 1
+        slot, n = self.free.pop(), sequence.num_tokens
+        self.slot_of[sequence], self.owner_of[sequence] = slot, self.owners
+        self.requests[self.owners] = Request(sequence.params, sequence.seed, len(sequence.tokens))
+        features = self.features.get(sequence)
+        tokens = torch.from_numpy(sequence.tokens[:n].copy())
+        # beside each token the hidden state that drew it, the token before's
+        self.cache.assign(slot, self.owners, tokens, None if features is None else features[: n - 1])
+
+    def _fetch(self) -> None:
+        """Wait for the speculations that the draft makes after misses, as long as they are worth it."""
+        begin = perf_counter()
+        limit = self.pass_seconds.get(0.02)
+        sequences = list(self.waiting)
+        slots = torch.tensor([self.slot_of[s] for s in sequences])
+        self.cache.wait_ready(slots, int(1e6 * limit))
+        emitted = torch.full((len(sequences), self.cache.nodes + 1), -1)
+        emitted[:, 0] = torch.tensor([int(s.tokens[s.num_tokens - 1]) for s in sequences])
+        path = torch.full((len(sequences), self.cache.nodes), -1, dtype=torch.int8)
+        accepted = torch.full((len(sequences),), -1, dtype=torch.int32)
+        matched = self.cache.match_swap(slots, path, accepted, emitted)
+        self._shorten(sequences, [0] * len(sequences), matched)
+        self.wants[slots.numpy()] = False
+        self.cache.post(slots, path, accepted, emitted, matched)
+        self._take(sequences, matched)
+        seconds = perf_counter() - begin
+        self.answer.add(seconds)
+        self.recoveries["local_retry"].seconds += [seconds / len(sequences)] * len(sequences)
+        self.waiting.clear()
+        self.wait_seconds += seconds
+
+    def verify(self, plan, trees, logits, verification, sampling) -> Verified:
+        self.verified = kernels.verify_coupled(logits, *verification, *sampling)
+        return self.verified
+
+    def observe(self, plan, trees, paths, offsets, features, seconds: float) -> None:
+        """Match, swap, and tell the draft lane what came out."""
+        rows = [w.samples for w in plan]
+        known = [i for i, w in enumerate(plan) if w.sequence in self.slot_of and w.sequence.decoding]
+        if self.layers:
+            self._keep_features(plan, paths, offsets, features)
+        if all(w.sequence.decoding for w in plan):
+            self.pass_seconds.add(seconds)
+        if not known or self.lane is None:
+            return
+        place = np.cumsum(rows) - 1  # row of each sequence among those that sampled
+        pick = torch.from_numpy(place[known])
+        path, accepted, emitted = (t[pick] for t in self.verified[:3])
+        sequences = [plan[i].sequence for i in known]
+        slots = torch.tensor([self.slot_of[s] for s in sequences])
+        matched = self.cache.match_swap(slots, path, accepted, emitted)
+        counts = (accepted + 1).tolist()
+        self._shorten(sequences, counts, matched)
+        missed = [k for k, b in enumerate(matched.branch.tolist()) if b < 0]
+        ask = len(missed) == len(sequences) and self._worth_asking()
+        for k in missed:
+            if not ask:
+                self._fall_back(sequences[k], emitted[k, : counts[k]].tolist(), matched, k)
+            self.wants[int(slots[k])] = ask
+        feature_rows = row_offsets = None
+        if self.layers:
+            spans = [range(offsets[i], offsets[i + 1]) for i in known]
+            feature_rows = features[torch.tensor([r for span in spans for r in span])]
+            row_offsets = torch.tensor(np.cumsum([0, *map(len, spans)]), dtype=torch.int32)
+        self.cache.post(slots, path, accepted, emitted, matched, feature_rows, row_offsets)
+        for s, had in zip(sequences, counts, strict=True):
+            if s in self.from_cache:
+                self.gain.add(had)
+        self._take(sequences, matched)
+        self.hits += len(sequences) - len(missed)
+        self.misses += len(missed)
+        if ask:
+            self.waiting = {sequences[k]: perf_counter() for k in missed}
+
+    def _worth_asking(self) -> bool:
+        """Whether, after a miss, waiting for the draft is expected to give more tokens per second than going on."""
+        once = self.pass_seconds.get(0.02)
+        return self.gain.get(2.0) / (once + self.answer.get(0.3 * once)) > 1 / once
+
+    def _fall_back(self, sequence, new: list[int], matched: Matched, k: int) -> None:
+        """A proposal that costs nothing, written where the branch would be."""
+        if self.fallback is None:
+            return
+        tree = self.fallback.after(sequence, new, min(self.depth, self._room(sequence) - len(new)))
+        matched.taken[k] = len(tree)
+        if tree:
+            matched.tokens[k, : len(tree)] = torch.tensor(tree.tokens, dtype=torch.int32)
+            matched.parents[k, : len(tree)] = torch.tensor(tree.parents, dtype=torch.int8)
+
+    @staticmethod
+    def _room(sequence) -> int:
+        """Tokens that may still be speculated: the bonus token takes a place too."""
+        return len(sequence.tokens) - sequence.num_tokens - 1
+
+    def _shorten(self, sequences, counts: list[int], matched: Matched) -> None:
+        """No more levels than the sequence has room for, after so many tokens that are not appended yet."""
+        for k, (sequence, count) in enumerate(zip(sequences, counts, strict=True)):
+            taken, room = int(matched.taken[k]), max(self._room(sequence) - count, 0)
+            if taken > room:
+                depth = Tree(range(taken), matched.parents[k, :taken].tolist()).depth
+                matched.taken[k] = sum(d <= room for d in depth)
+
+    def _take(self, sequences, matched: Matched) -> None:
+        """What each sequence verifies next. Tokens out of range make no speculation, whoever wrote them."""
+        for k, sequence in enumerate(sequences):
+            tokens = matched.tokens[k, : int(matched.taken[k])].tolist()
+            self.next.pop(sequence, None)
+            self.from_cache.discard(sequence)
+            if not all(0 <= t < self.vocab for t in tokens):
+                self.recoveries["rollback"].seconds.append(0.0)
+            elif tokens:
+                self.next[sequence] = Tree(tokens, matched.parents[k, : len(tokens)].tolist())
+                if int(matched.branch[k]) >= 0:
+                    self.from_cache.add(sequence)
+
+    def _keep_features(self, plan, paths, offsets, features) -> None:
+        for (sequence, count), path, first in zip(plan, paths, offsets, strict=False):
+            kept = self.features.get(sequence)
+            if kept is None:
+                kept = self.features[sequence] = torch.empty(len(sequence.tokens), self.width)
+            begin = sequence.num_cached
+            kept[begin : begin + count] = features[first : first + count]
+            for k, node in enumerate(path or ()):
+                kept[begin + count + k] = features[first + count + node]
+
+    def stats(self) -> dict:
+        """What Metrics.stats tells of the lanes."""
+        tried, lane = self.hits + self.misses, self.lane
+        return {
+            "hit_rate": self.hits / tried if tried else None,
+            "recoveries": {name: r.stats() for name, r in self.recoveries.items()},
+            "draft_ms": 1e3 * lane.seconds / lane.rounds if lane and lane.rounds else 0.0,
+            "wait_ms": 1e3 * self.wait_seconds / tried if tried else 0.0,
+        }
+
+    def release(self, sequence) -> None:
+        self.features.pop(sequence, None)
+        self._forget(sequence)
+        if self.fallback:
+            self.fallback.release(sequence)

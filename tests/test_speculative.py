@@ -1,0 +1,149 @@
+"""Speculative decoding: whatever is proposed, the tokens are those of plain decoding."""
+
+import pytest
+import tiny_checkpoint
+import torch
+from draft_helpers import write_draft
+
+from ssd.model.draft import Draft
+from ssd.model.llama import Llama
+from ssd.model.tokenizer import Tokenizer
+from ssd.runtime import LLM, SamplingParams
+
+PROMPTS = ["a", "once upon a time", "x" * 70, "naïve café 日本", "0123456789" * 9, "ab" * 20]
+PARAMS = [
+    SamplingParams(
+        temperature=(0.0, 0.7, 1.0)[i % 3], top_k=i % 2 * 40, top_p=(1.0, 0.95)[i % 2], max_tokens=(30, 5, 1)[i % 3],
+        logprobs=i % 2 == 0, ignore_eos=i == 3, stop=("Q", "zz") if i == 4 else (),
+    )
+    for i in range(len(PROMPTS))
+]  # fmt: skip
+KINDS = {
+    "itself": None,
+    "independent": dict(depth=2),
+    "trimmed": dict(depth=1, outputs=60, own_embedding=True, hidden_size=48),
+    "features": dict(layers=[0, 1, 2], outputs=60),
+    "two layers": dict(layers=[2], depth=2, seed=2),
+    "eagle": dict(layers=[0, 2], outputs=100, eagle=True),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_checkpoint.write(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def models(folder):
+    return {dtype: Llama.load(folder, dtype) for dtype in ("bf16", "int8", "fp32")}
+
+
+def load(kind, folder, tmp_path, target, dtype):
+    if kind == "ngram":
+        return kind
+    where = folder if kind == "itself" else write_draft(tmp_path / kind, **KINDS[kind])
+    return Draft.load(where, target, dtype)
+
+
+def answers(llm, params=PARAMS):
+    outputs = llm.generate(PROMPTS, params)
+    engine = llm.engine
+    assert engine.allocator.num_free == engine.allocator.num_pages
+    return [(o.text, o.token_ids, o.logprobs, o.finish_reason) for o in outputs]
+
+
+SHAPES = [
+    dict(k=3), dict(k=1), dict(k=8, tree_width=2, max_batch=2), dict(k=3, tree_width=5, prefill_chunk=16),
+    dict(tree_width=3, prefill_chunk=7, max_batch=3), dict(max_batch=1), dict(k=21, tree_width=3, kv_tokens=256),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "int8"])
+@pytest.mark.parametrize("kind", [*KINDS, "ngram"])
+def test_tokens_are_those_of_plain_decoding(kind, dtype, folder, models, tmp_path):
+    target, tokenizer = models[dtype], Tokenizer(folder)
+    want = answers(LLM.from_model(target, tokenizer, seed=3, threads=1))
+    draft = load(kind, folder, tmp_path, target, dtype)
+    for options in SHAPES:
+        llm = LLM.from_model(target, tokenizer, draft=draft, mode="sd", seed=3, threads=1, **options)
+        assert answers(llm) == want, options
+        assert llm.metrics.proposed or options != SHAPES[0] or kind == "ngram"
+
+
+@pytest.mark.parametrize("shape", [dict(k=3), dict(k=4, tree_width=3), dict(k=2, tree_width=2, prefill_chunk=8)])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_target_as_its_own_draft_is_always_accepted(shape, temperature, folder, models):
+    """Were a row of the draft at a wrong place, or its KV lost or moved wrongly, it would disagree with itself."""
+    draft = Draft.load(folder, models["bf16"], "bf16")
+    llm = LLM.from_model(models["bf16"], Tokenizer(folder), draft=draft, mode="sd", threads=1, **shape)
+    llm.generate(PROMPTS, SamplingParams(temperature=temperature, max_tokens=29, ignore_eos=True))
+    stats = llm.metrics.stats()
+    assert stats["acceptance_per_position"] == [1.0] * shape["k"]
+    assert stats["mean_accepted_length"] > 0.9 * shape["k"]
+
+
+def test_feature_rows_see_the_hidden_state_of_the_token_before(folder, models, tmp_path):
+    """A draft's tree under teacher forcing: its logits are those of one causal pass over the same tokens."""
+    from draft_helpers import feature_draft_reference
+
+    target = models["fp32"]
+    where = write_draft(tmp_path / "d", layers=[1, 2], seed=1)
+    draft = Draft.load(where, target, "fp32")
+    llm = LLM.from_model(target, Tokenizer(folder), draft=draft, mode="sd", k=3, threads=1)
+    proposer, seen = llm.engine.speculator.proposer, []
+    forward = proposer.runner.forward
+    proposer.runner.forward = lambda rows, hidden: seen.append((rows, hidden, *forward(rows, hidden))) or seen[-1][2:]
+    llm.generate(PROMPTS[1], SamplingParams(max_tokens=12, ignore_eos=True))
+    tokens, states, last, checked = {}, {}, {}, 0
+    for rows, hidden, logits, _ in seen:
+        (r,) = rows
+        for k, index in enumerate(r.at):
+            tokens[index], states[index] = r.tokens[k], hidden[k]
+        upto = r.at[-1] + 1
+        ids = torch.tensor([tokens[i] for i in range(upto)])
+        want, _ = feature_draft_reference(
+            where, target.weights.embedding, ids, torch.stack([states[i] for i in range(upto)])
+        )
+        last = want[-1]
+        assert (logits[-1] - last).norm() < 1e-4 * last.norm()
+        checked += 1
+    assert checked > 6 and states[0].norm() == 0
+
+
+def test_proposals_pay_or_stop(folder, models, tmp_path):
+    """A draft that is never right is asked ever more rarely."""
+    draft = load("independent", folder, tmp_path, models["bf16"], "bf16")
+    llm = LLM.from_model(models["bf16"], Tokenizer(folder), draft=draft, mode="sd", threads=1)
+    llm.generate(PROMPTS[1], SamplingParams(max_tokens=200, ignore_eos=True, temperature=1.0))
+    assert sum(llm.metrics.proposed[:1]) < 0.5 * llm.metrics.rounds
+
+
+REPEATED = [7, 8, 9, 10, 11, 12] * 3
+
+
+def test_ngram_proposes_what_followed_before_and_all_that_compete():
+    from ssd.runtime.ngram import History
+
+    history = History()
+    history.extend(REPEATED)
+    length, ends = history.continuations(3)
+    assert length == 8 and [history.tokens[e] for e in ends] == [7]
+    history = History()
+    history.extend([1, 2, 3, 9, 1, 2, 4, 9, 1, 2])
+    length, ends = history.continuations(3)
+    assert length == 3 and [history.tokens[e] for e in ends] == [4]  # 9 1 2 was followed by 4 alone
+    history.extend([5, 0, 1, 2])
+    length, ends = history.continuations(3)
+    assert length == 2 and [history.tokens[e] for e in ends] == [5, 4, 3]
+    assert History().continuations(2) == (0, [])
+
+
+def test_bad_options_are_named(folder, models):
+    target, tokenizer = models["bf16"], Tokenizer(folder)
+    for options, name in (
+        (dict(mode="fast"), "mode"), (dict(k=0), "k"), (dict(k=64), "k"), (dict(k=32, tree_width=2), "k"),
+        (dict(tree_width=0), "tree_width"), (dict(verify="typical"), "verify"), (dict(saguaro=0.5), "saguaro"),
+        (dict(saguaro=2.0, verify="rejection"), "saguaro"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=f"^{name}: "):
+            LLM.from_model(target, tokenizer, draft="ngram", **({"mode": "sd"} | options))
