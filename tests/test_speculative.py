@@ -13,8 +13,8 @@ from ssd.runtime import LLM, SamplingParams
 PROMPTS = ["a", "once upon a time", "x" * 70, "naïve café 日本", "0123456789" * 9, "ab" * 20]
 PARAMS = [
     SamplingParams(
-        temperature=(0.0, 0.7, 1.0)[i % 3], top_k=i % 2 * 40, top_p=(1.0, 0.95)[i % 2], max_tokens=(30, 5, 1)[i % 3],
-        logprobs=i % 2 == 0, ignore_eos=i == 3, stop=("Q", "zz") if i == 4 else (),
+        seed=10 + i, temperature=(0.0, 0.7, 1.0)[i % 3], top_k=i % 2 * 40, top_p=(1.0, 0.95)[i % 2],
+        max_tokens=(30, 5, 1)[i % 3], logprobs=i % 2 == 0, ignore_eos=i == 3, stop=("Q", "zz") if i == 4 else (),
     )
     for i in range(len(PROMPTS))
 ]  # fmt: skip

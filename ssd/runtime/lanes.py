@@ -35,6 +35,13 @@ class Recoveries:
         return {"count": n, "mean_ms": 1e3 * sum(self.seconds) / n if n else None}
 
 
+def end(lane: DraftLane) -> None:
+    """Stop a draft lane and wait for it; a thread that still runs when the interpreter ends would end it badly."""
+    lane.stop()
+    if lane.is_alive():
+        lane.join(1.0)
+
+
 class Lanes:
     """A speculator whose proposals are prepared by another thread while the target verifies.
 
@@ -74,14 +81,13 @@ class Lanes:
 
     def _launch(self) -> None:
         self.cache, self.lane = self.start(self.requests, self.wants)
-        self._finalizer = weakref.finalize(self, self.lane.stop)
+        weakref.finalize(self, end, self.lane)
         self.lane.start()
 
     def close(self) -> None:
         """Stop the draft lane."""
         if self.lane:
-            self.lane.stop()
-            self.lane.join(2.0)
+            end(self.lane)
             self.lane = None
 
     def _check(self) -> None:
