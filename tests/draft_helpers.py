@@ -25,7 +25,7 @@ def write_draft(folder, *, layers=None, outputs=None, own_embedding=False, depth
     if outputs:
         config["draft_vocab_size"] = outputs
         tensors["d2t"] = torch.randperm(VOCAB, generator=random)[:outputs].sort().values
-    tensors["lm_head.weight"] = normal(outputs or VOCAB, hidden)
+    tensors["lm_head.weight"] = normal(outputs or config["vocab_size"], hidden)
     if layers is not None:
         for x in "qkv":
             name = f"model.layers.0.self_attn.{x}_proj.weight"
