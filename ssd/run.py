@@ -67,6 +67,11 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--ignore-eos", action="store_true", help="go on after the end of the answer")
     p.add_argument("--batch", type=int, metavar="N", help="prompts of a file that decode together (8)")
     p.add_argument("--threads", metavar="N|CORES", help="a number of threads, or cores such as 0,2 or 4-7 (all cores)")
+    p.add_argument("--trace", metavar="FILE", help="write what both lanes did when, for ui.perfetto.dev")
+    p.add_argument(
+        "--show", action="store_true",
+        help="colour tokens by origin: speculation cache, fallback, draft; the target's own stay plain",
+    )  # fmt: skip
     p.add_argument("--json", metavar="FILE", help="write outputs and statistics here")
     return p
 
@@ -117,8 +122,10 @@ def run(args) -> int:
     if args.mode == "auto":
         raise BadInput(f"--mode {args.mode} is not available in this version: use --mode ar, sd or ssd")
     cores, prompts = threads(args.threads), collect_prompts(args)
-    if args.json and (Path(args.json).is_dir() or not Path(args.json).absolute().parent.is_dir()):
-        raise BadInput(f"--json: cannot write {args.json}: wanted a file in a folder that is there")
+    for name in ("json", "trace"):
+        path = getattr(args, name)
+        if path and (Path(path).is_dir() or not Path(path).absolute().parent.is_dir()):
+            raise BadInput(f"--{name}: cannot write {path}: wanted a file in a folder that is there")
     with asked():
         from ssd.runtime import LLM, SamplingParams
 
@@ -131,23 +138,36 @@ def run(args) -> int:
         speculation["draft_threads"] = threads(args.draft_threads, "--draft-threads")
         llm = LLM(args.target, args.dtype, max_batch=batch, threads=cores, seed=args.seed, **speculation)
         ids = [llm.encode(p if args.raw else [{"role": "user", "content": p}], where) for where, p in prompts]
+    trace = llm.trace() if args.trace else None
     begin = time.perf_counter()
-    outputs = answer_file(llm, prompts, ids, params) if args.prompts else [answer(llm, ids[0], params)]
+    outputs = answer_file(llm, prompts, ids, params) if args.prompts else [answer(llm, ids[0], params, args.show)]
     stats = llm.stats()
     llm.close()
     print(summary(stats, outputs, time.perf_counter() - begin), file=sys.stderr)
+    if trace:
+        written("--trace", args.trace, trace.write)
     if args.json:
         write_json(args, llm, prompts, outputs, stats)
     return 0
 
 
-def answer(llm, ids, params):
+COLOURS = {"hit": "\033[32m", "fallback": "\033[33m", "draft": "\033[36m"}  # green, yellow, cyan
+
+
+def coloured(chunk) -> str:
+    return "".join(
+        f"{COLOURS[origin]}{piece}\033[0m" if origin in COLOURS and piece else piece
+        for origin, piece in zip(chunk.origins, chunk.pieces, strict=True)
+    )
+
+
+def answer(llm, ids, params, show=False):
     """One answer, printed as it is decoded."""
     from ssd.runtime import Output
 
     chunks = []
     for chunk in llm.stream(ids, params):
-        print(chunk.text, end="", flush=True)
+        print(coloured(chunk) if show else chunk.text, end="", flush=True)
         chunks.append(chunk)
     print(flush=True)
     tokens = [token for chunk in chunks for token in chunk.token_ids]
@@ -183,20 +203,27 @@ def summary(stats: dict, outputs: list, seconds: float) -> str:
     prefill = f"prompt of {stats['prefill_tokens']} tokens in {stats['prefill_seconds']:.2f} s"
     length = stats["mean_accepted_length"]
     accepted = f"{length:.2f} tokens a round, " if length and stats["acceptance_rate"] is not None else ""
-    return f"[{prompts}{tokens} tokens in {seconds:.2f} s; decoding {speed}{accepted}{prefill}]"
+    hits = f"hit rate {stats['hit_rate']:.2f}, " if stats["hit_rate"] is not None else ""
+    return f"[{prompts}{tokens} tokens in {seconds:.2f} s; decoding {speed}{accepted}{hits}{prefill}]"
 
 
 def write_json(args, llm, prompts, outputs, stats) -> None:
-    config = {k: v for k, v in vars(args).items() if k not in ("prompt", "json", "mode", "batch")} | llm.describe()
+    config = {
+        k: v for k, v in vars(args).items() if k not in ("prompt", "json", "trace", "show", "mode", "batch")
+    } | llm.describe()
     results = [
         {"prompt": prompt, "text": o.text, "token_ids": o.token_ids, "finish_reason": o.finish_reason}
         for (_, prompt), o in zip(prompts, outputs, strict=True)
     ]
     text = json.dumps({"mode": args.mode, "config": config, "outputs": results, "stats": stats}, indent=2)
+    written("--json", args.json, lambda path: Path(path).write_text(text + "\n"))
+
+
+def written(option: str, path: str, write) -> None:
     try:
-        Path(args.json).write_text(text + "\n")
+        write(path)
     except OSError as e:
-        raise BadInput(f"--json: cannot write {args.json}: {e.strerror}") from None
+        raise BadInput(f"{option}: cannot write {path}: {e.strerror}") from None
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -101,7 +101,16 @@ def test_stop(tiny, capsys):
         (["hi", "--prompts", "x.jsonl"], "give one prompt, or --prompts FILE"),
         ([""], "prompt: is empty"),
         (["  "], "prompt: is empty"),
-        (["hi", "--mode", "ssd"], "--mode ssd is not available in this version"),
+        (["hi", "--mode", "sd", "--draft", "/no/such/draft"], "no such folder: /no/such/draft"),
+        (["hi", "--mode", "sd"], "draft: none comes with"),
+        (["hi", "--mode", "ssd", "--draft", "ngram"], "draft: got ngram, wanted a draft model"),
+        (["hi", "--mode", "ssd", "--verify", "rejection"], "verify: got 'rejection'"),
+        (["hi", "--mode", "ssd", "-k", "20"], "branches: got 12"),
+        (["hi", "--mode", "ssd", "--branches", "0"], "branches: got 0"),
+        (["hi", "--mode", "ssd", "--draft-threads", "x"], "--draft-threads: got 'x'"),
+        (["hi", "--mode", "sd", "--draft", "ngram", "-k", "0"], "k: got 0"),
+        (["hi", "--mode", "sd", "--draft", "ngram", "--saguaro", "0.5"], "saguaro: is of rejection sampling"),
+        (["hi", "--trace", "/no/such/folder/t.json"], "--trace: cannot write"),
         (["hi", "--mode", "magic"], "invalid choice: 'magic'"),
         (["hi", "--unknown"], "unrecognized arguments: --unknown"),
         (["hi", "--max-tokens", "0"], "max_tokens: got 0"),
@@ -272,3 +281,38 @@ ssd.nothing
 """
     done = subprocess.run([sys.executable, "-c", code], timeout=120, capture_output=True, text=True)
     assert done.stderr.strip().endswith("module 'ssd' has no attribute 'nothing'")
+
+
+# --- speculation -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", [("--mode", "sd"), ("--mode", "ssd", "-k", 3), ("--mode", "sd", "--tree-width", 3)])
+def test_speculation_says_the_same_and_tells_what_it_did(more, tiny, tmp_path, capsys):
+    options = ("once upon", "--target", tiny, "--max-tokens", 40, "--ignore-eos", "--temperature", 0.8)
+    _, plain, _ = call(capsys, *options)
+    file, trace = tmp_path / "out.json", tmp_path / "trace.json"
+    code, out, err = call(capsys, *options, "--draft", tiny, *more, "--json", file, "--trace", trace)
+    assert (code, out) == (0, plain) and "tokens a round" in err
+    report = json.loads(file.read_text())
+    stats = report["stats"]
+    assert report["mode"] == more[1] and report["config"]["draft"] == str(tiny)
+    assert stats["mean_accepted_length"] * stats["rounds"] == pytest.approx(39)
+    assert (stats["hit_rate"] is None) == (more[1] == "sd")
+    events = json.loads(trace.read_text())["traceEvents"]
+    names = {e["name"] for e in events}
+    assert {"thread_name", "forward", "verify", "decode pass"} <= names
+    assert all(e["dur"] >= 0 for e in events if e["ph"] == "X")
+    if more[1] == "ssd":
+        assert {"round", "pass"} <= names and names & {"hit", "miss"}
+
+
+def test_ngram_needs_no_draft_model(tiny, capsys):
+    options = ("ab" * 30, "--target", tiny, "--max-tokens", 30, "--ignore-eos")
+    assert call(capsys, *options)[1] == call(capsys, *options, "--mode", "sd", "--draft", "ngram", "-k", 4)[1]
+
+
+def test_show_colours_what_was_speculated(tiny, capsys):
+    options = ("hi", "--target", tiny, "--max-tokens", 20, "--ignore-eos")
+    _, plain, _ = call(capsys, *options)
+    _, shown, _ = call(capsys, *options, "--mode", "sd", "--draft", tiny, "-k", 3, "--show")
+    assert "\033[36m" in shown and shown.replace("\033[36m", "").replace("\033[0m", "") == plain

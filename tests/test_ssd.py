@@ -218,3 +218,14 @@ def test_requests_that_leave_free_their_slots(folder, target, plain):
     assert answers(llm) == plain
     assert len(llm.engine.speculator.free) == 2 and not llm.engine.speculator.requests
     llm.close()
+
+
+def test_the_trace_tells_of_publications_hits_and_passes(folder, target, monkeypatch):
+    lockstep(monkeypatch)
+    llm = make(folder, target, Draft.load(folder, target, "bf16"), k=3, branches=6, max_batch=1)
+    trace = llm.trace()
+    llm.generate("once upon a time", SamplingParams(max_tokens=20, ignore_eos=True))
+    published = [e for e in trace.events if e["name"] == "publish"]
+    hits = [e for e in trace.events if e["name"] == "hit"]
+    assert {e["args"]["depth"] for e in published} == {1, 2, 3} and {e["tid"] for e in published} == {2}
+    assert len(hits) == llm.engine.speculator.hits > 2 and {e["tid"] for e in hits} == {1}

@@ -51,6 +51,7 @@ class DraftLane(threading.Thread):
         self.stopping, self.error, self.beat = False, None, monotonic()
         self.seconds, self.rounds, self.steps = 0.0, 0, 0  # at work
         self.step_seconds = 0.0  # of a level, exponential mean
+        self.trace = None
 
     # ---- life ----
 
@@ -76,8 +77,11 @@ class DraftLane(threading.Thread):
         forests = [f for slot, o in told if (f := self.take(slot, o))]
         if forests:
             self.grow(forests)
+            end = perf_counter()
             self.rounds += 1
-            self.seconds += perf_counter() - begin
+            self.seconds += end - begin
+            if self.trace:
+                self.trace.span("draft", "round", begin, end, epochs=[f.epoch for f in forests])
 
     def newer(self, f: Forest) -> bool:
         """Whether the round that f answers is over."""
@@ -179,8 +183,10 @@ class DraftLane(threading.Thread):
             )
             at, row = at + n, row + len(r.tokens)
         self.steps += 1
-        self.beat = monotonic()
-        self.step_seconds += 0.1 * (perf_counter() - begin - self.step_seconds)
+        self.beat, end = monotonic(), perf_counter()
+        self.step_seconds += 0.1 * (end - begin - self.step_seconds)
+        if self.trace:
+            self.trace.span("draft", "pass", begin, end, rows=sum(len(r.tokens) for r in rows))
 
     def fork(self, forests: list[Forest]) -> None:
         """Branches for the likely outcomes of each forest's round, published depth by depth."""
@@ -218,6 +224,8 @@ class DraftLane(threading.Thread):
     def _publish(self, told: list[tuple[Forest, list, list[int]]], parents: list[int], count: int) -> None:
         """One more level, behind `count` nodes, of every branch of forests: (forest, keys, tokens branch by branch)."""
         span, c = len(parents), self.cache.branches
+        if self.trace and told:
+            self.trace.instant("draft", "publish", depth=count // span + 1, branches=[len(k) for _, k, _ in told])
         for f, keys, tokens in told:
             values = torch.zeros(1, c, span, dtype=torch.int64)
             values[0, : len(keys)] = torch.tensor(tokens).view(len(keys), span)

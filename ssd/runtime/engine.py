@@ -35,7 +35,7 @@ class Engine:
         self.scheduler = Scheduler(self.allocator, page_size, max_batch, prefill_chunk, spare)
         rows, pages = max_batch * (1 + nodes) + prefill_chunk, -(-max_model_len // page_size) + spare
         self._rows = RowBuffer(max_batch, rows, pages, page_size, nodes)
-        self.metrics = Metrics()
+        self.metrics, self.trace = Metrics(), None
 
     def add(self, sequence: Sequence) -> None:
         self.scheduler.add(sequence)
@@ -66,8 +66,14 @@ class Engine:
                 offsets = batch.row_offsets.tolist()
                 self.speculator.observe(plan, trees, paths, offsets, features, verified - proposed)
             self._compact(plan, paths)
-        got, tokens = self._update(plan, paths, emitted, logprobs)
+        got, tokens = self._update(plan, trees, paths, emitted, logprobs)
         end = perf_counter()
+        if self.trace:
+            name = "prefill" if prefill_rows else "decode"
+            stages = {"propose": (begin, proposed), "forward": (filled, forwarded), "verify": (forwarded, verified)}
+            self.trace.span("verify", f"{name} pass", begin, end, sequences=len(plan), tokens=tokens)
+            for stage, times in (stages | {"update": (verified, end)}).items():
+                self.trace.span("verify", stage, *times)
         draft = self.speculator.seconds if self.speculator else 0.0
         times = (end - begin, draft, forwarded - filled, verified - forwarded)
         verified = list(zip(trees, paths, strict=True)) if self.speculator else None
@@ -112,12 +118,13 @@ class Engine:
         if sources:
             kernels.kv_copy(self.kv.k, self.kv.v, torch.tensor(sources), torch.tensor(targets))
 
-    def _update(self, plan: list[Work], paths, emitted, logprobs) -> tuple[list[Sequence], int]:
+    def _update(self, plan: list[Work], trees, paths, emitted, logprobs) -> tuple[list[Sequence], int]:
         got, tokens = [], 0
-        for (sequence, count), path, new, probs in zip(plan, paths, emitted, logprobs, strict=True):
+        for (sequence, count), tree, path, new, probs in zip(plan, trees, paths, emitted, logprobs, strict=True):
             sequence.num_cached += count + len(path or ())
             for k, token in enumerate(new):
-                sequence.append(token, probs[k] if probs else None, self.eos_ids)
+                origin = tree.origin if tree and k < len(path) else "bonus"
+                sequence.append(token, probs[k] if probs else None, self.eos_ids, origin)
                 tokens += 1
                 if sequence.finish_reason:
                     self.scheduler.remove(sequence)

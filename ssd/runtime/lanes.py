@@ -62,7 +62,6 @@ class Lanes:
         self.owners = 0
         self.features: dict[object, torch.Tensor] = {}  # of the prompt, until its owner has a slot
         self.next: dict[object, Tree] = {}
-        self.from_cache: set = set()
         self.waiting: dict[object, float] = {}  # since when a miss waits for a speculation of its own
         self.wants = np.zeros(slots, bool)
         self.failures = 0
@@ -73,14 +72,26 @@ class Lanes:
         self.gain = Mean(0.1)  # tokens that such a speculation brought
         self.recoveries = {name: Recoveries() for name in ("local_retry", "rollback", "model_switch")}
         self.verified: Verified | None = None
+        self._trace = None
         self._launch()
 
     rejection = False
+
+    @property
+    def trace(self):
+        return self._trace
+
+    @trace.setter
+    def trace(self, trace) -> None:
+        self._trace = trace
+        if self.lane:
+            self.lane.trace = trace
 
     # ---- the draft lane ----
 
     def _launch(self) -> None:
         self.cache, self.lane = self.start(self.requests, self.wants)
+        self.lane.trace = self._trace
         weakref.finalize(self, end, self.lane)
         self.lane.start()
 
@@ -108,6 +119,8 @@ class Lanes:
         else:
             log.warning("draft lane failed %d times (%s): decoding goes on without it", self.failures, what)
         self.recoveries["rollback"].seconds.append(perf_counter() - begin)
+        if self.trace:
+            self.trace.span("verify", "rollback", begin, perf_counter(), reason=what)
 
     def _forget(self, sequence) -> None:
         slot = self.slot_of.pop(sequence, None)
@@ -118,7 +131,6 @@ class Lanes:
                 self.cache.free(slot)
         self.next.pop(sequence, None)
         self.waiting.pop(sequence, None)
-        self.from_cache.discard(sequence)
 
     # ---- a round ----
 
@@ -173,6 +185,8 @@ class Lanes:
         self.recoveries["local_retry"].seconds += [seconds / len(sequences)] * len(sequences)
         self.waiting.clear()
         self.wait_seconds += seconds
+        if self.trace:
+            self.trace.span("verify", "local retry", begin, begin + seconds, sequences=len(sequences))
 
     def verify(self, plan, trees, logits, verification, sampling) -> Verified:
         self.verified = kernels.verify_coupled(logits, *verification, *sampling)
@@ -209,9 +223,13 @@ class Lanes:
             row_offsets = torch.tensor(np.cumsum([0, *map(len, spans)]), dtype=torch.int32)
         self.cache.post(slots, path, accepted, emitted, matched, feature_rows, row_offsets)
         for s, had in zip(sequences, counts, strict=True):
-            if s in self.from_cache:
+            if s in self.next and self.next[s].origin == "hit":
                 self.gain.add(had)
         self._take(sequences, matched)
+        if self.trace:
+            for k, s in enumerate(sequences):
+                name = "miss" if k in missed else "hit"
+                self.trace.instant("verify", name, accepted=counts[k] - 1, next=len(self.next.get(s, ())))
         self.hits += len(sequences) - len(missed)
         self.misses += len(missed)
         if ask:
@@ -250,13 +268,11 @@ class Lanes:
         for k, sequence in enumerate(sequences):
             tokens = matched.tokens[k, : int(matched.taken[k])].tolist()
             self.next.pop(sequence, None)
-            self.from_cache.discard(sequence)
             if not all(0 <= t < self.vocab for t in tokens):
                 self.recoveries["rollback"].seconds.append(0.0)
             elif tokens:
                 self.next[sequence] = Tree(tokens, matched.parents[k, : len(tokens)].tolist())
-                if int(matched.branch[k]) >= 0:
-                    self.from_cache.add(sequence)
+                self.next[sequence].origin = "hit" if int(matched.branch[k]) >= 0 else "fallback"
 
     def _keep_features(self, plan, paths, offsets, features) -> None:
         for (sequence, count), path, first in zip(plan, paths, offsets, strict=False):

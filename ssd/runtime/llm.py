@@ -18,6 +18,7 @@ from .sampling_params import SamplingParams
 from .sequence import Sequence
 from .text import TextStream
 from .threads import bind
+from .trace import Trace
 
 Prompt = str | list[int] | list[dict]
 
@@ -74,6 +75,13 @@ class LLM:
     @property
     def metrics(self) -> Metrics:
         return self.engine.metrics
+
+    def trace(self) -> Trace:
+        """A record of what the lanes do from now on."""
+        trace = self.engine.trace = Trace()
+        if self.engine.speculator:
+            self.engine.speculator.trace = trace
+        return trace
 
     def stats(self) -> dict:
         """Metrics.stats, with what the mode adds."""
@@ -148,8 +156,9 @@ class LLM:
                     new = slice(seen, len(sequence.pieces))
                     logprobs = sequence.logprobs[new] if sequence.params.logprobs else None
                     chunk = Chunk(
-                        "".join(sequence.pieces[new]), sequence.token_ids[new], logprobs, sequence.finish_reason
-                    )
+                        "".join(sequence.pieces[new]), sequence.token_ids[new], logprobs, sequence.finish_reason,
+                        sequence.origins[new], sequence.pieces[new],
+                    )  # fmt: skip
                 if chunk.token_ids:
                     yield chunk
                 if chunk.finish_reason:

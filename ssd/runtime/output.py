@@ -27,3 +27,5 @@ class Chunk:
     token_ids: list[int]
     logprobs: list[float] | None = None
     finish_reason: str | None = None  # set in the last chunk
+    origins: list[str] | None = None  # of each token: "bonus" (drawn by the target alone), "hit", "fallback", "draft"
+    pieces: list[str] | None = None  # of the text, one for each token

@@ -28,6 +28,7 @@ class Sequence:
     slots: np.ndarray | None = None  # int64 [pages * page_size]: physical slot of each index
     pieces: list[str] = field(default_factory=list)  # text released by each sampled token
     logprobs: list[float] = field(default_factory=list)
+    origins: list[str] = field(default_factory=list)  # of each sampled token: "bonus", or that of its Tree
     finish_reason: str | None = None
 
     @classmethod
@@ -51,7 +52,7 @@ class Sequence:
         self.page_row = np.asarray(pages, np.int32)
         self.slots = (self.page_row[:, None].astype(np.int64) * page_size + np.arange(page_size)).ravel()
 
-    def append(self, token: int, logprob: float | None, eos_ids: frozenset[int]) -> None:
+    def append(self, token: int, logprob: float | None, eos_ids: frozenset[int], origin: str = "bonus") -> None:
         """One more token with the text that it releases, and the end of the request where this token is the last."""
         self.tokens[self.num_tokens] = token
         self.num_tokens += 1
@@ -63,6 +64,7 @@ class Sequence:
         if (ends or full) and not self.stream.stopped:
             piece += self.stream.finish()
         self.pieces.append(piece)
+        self.origins.append(origin)
         if ends or self.stream.stopped:
             self.finish_reason = "stop"
         elif full:

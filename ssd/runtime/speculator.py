@@ -24,6 +24,7 @@ class Speculator:
         self.proposer, self.policy, self.rejection = proposer, policy, rejection
         self.records: dict[object, Record] = {}
         self.seconds = 0.0  # of the proposals of the round in progress
+        self.trace = None
 
     @property
     def layers(self) -> tuple[int, ...]:

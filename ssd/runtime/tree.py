@@ -7,8 +7,11 @@ class Tree:
     """Nodes in topological order; node -1 is the root. In a verification the root is tree slot 0, node i slot i + 1.
 
     depth counts edges from the root. bits[i] has bit s set where node i sees slot s: the root, the nodes on its path
-    and itself. score[i] estimates the chance that node i is accepted.
+    and itself. score[i] estimates the chance that node i is accepted. origin: where it comes from: "hit" (the
+    speculation cache), "fallback" (after a miss) or "draft" (drafted while the target waited).
     """
+
+    origin = "draft"
 
     def __init__(self, tokens=(), parents=None):
         self.tokens: list[int] = []
@@ -42,6 +45,7 @@ class Tree:
     def chain(self) -> "Tree":
         """The branch of the first child of each node."""
         out, at, where = Tree(), -1, -1
+        out.origin = self.origin
         for i, parent in enumerate(self.parents):
             if parent == at:
                 if at in self.q:
