@@ -35,9 +35,10 @@ def shape_of(text: str) -> dict:
 class Runner:
     """Models loaded once a precision."""
 
-    def __init__(self, target: str | None):
+    def __init__(self, target: str | None, threads: int | None):
         from ssd.model import Llama, Tokenizer, resolve
 
+        self.threads = threads
         self.folder, self.target, self.loaded = resolve(target), target, {}
         self.tokenizer, self.load = Tokenizer(self.folder), Llama.load
 
@@ -52,9 +53,11 @@ class Runner:
         from ssd.runtime.options import SpeculationOptions
 
         model, draft = self.model(dtype), None
-        if speculation.get("mode", "ar") != "ar":
-            draft = load_draft(SpeculationOptions(**speculation), str(self.folder), model, dtype)
-        sizes = {"max_batch": batch, "prefill_chunk": chunk, "max_model_len": 2048}
+        options = SpeculationOptions(**speculation)
+        speculation.pop("draft", None)
+        if options.mode != "ar":
+            draft = load_draft(options, str(self.folder), model, dtype)
+        sizes = {"max_batch": batch, "prefill_chunk": chunk, "max_model_len": 2048, "threads": self.threads}
         return LLM.from_model(model, self.tokenizer, draft=draft, **sizes, **speculation)
 
 
@@ -77,7 +80,8 @@ def compare(runner: Runner, args, ids: list[list[int]]) -> dict:
                 different += 1
                 at = next((k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
                 first = first or {**c, "prompt": n, "temperature": t, "index": at, "plain": a, "got": b}
-        stats = llm.metrics.stats()
+        stats = llm.stats()
+        llm.close()
         kept = {name: stats[name] for name in ("acceptance_rate", "mean_accepted_length", "hit_rate")}
         rows.append({**c, "compared": len(jobs), "differences": different, **kept})
         print(results.table(rows[-1:], list(rows[-1])).splitlines()[-1], file=sys.stderr, flush=True)
@@ -103,9 +107,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--data", nargs="+", metavar="FILE.jsonl", help="files of prompts; three of our own otherwise")
     parser.add_argument("--limit", type=int, default=40, help="prompts of each file (%(default)s)")
     parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--threads", type=int, help="of the target; one for each core otherwise")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args(argv)
-    runner = Runner(args.target)
+    runner = Runner(args.target, args.threads)
     texts = read_workloads(args.data or sorted(map(str, PROMPTS.glob("*.jsonl"))), args.limit)
     ids = [runner.tokenizer.encode_chat([{"role": "user", "content": p}]) for ps in texts.values() for p in ps]
     found = compare(runner, args, ids)

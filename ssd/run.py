@@ -40,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--raw", action="store_true", help="continue the prompt as it stands, without the chat template")
     p.add_argument(
-        "--mode", choices=("ar", "sd", "ssd", "auto"), default="ar", help="how tokens are made (%(default)s)"
+        "--mode", choices=("ar", "sd", "ssd", "auto"), default="auto", help="how tokens are made (%(default)s)"
     )
     p.add_argument("--draft", metavar="D", help="folder or hub id of the draft, or ngram (the one of the target)")
     p.add_argument("-k", type=int, metavar="N", help="tokens of a branch (as many as pay, round by round)")
@@ -119,8 +119,6 @@ def collect_prompts(args) -> list[tuple[str, str]]:
 
 
 def run(args) -> int:
-    if args.mode == "auto":
-        raise BadInput(f"--mode {args.mode} is not available in this version: use --mode ar, sd or ssd")
     cores, prompts = threads(args.threads), collect_prompts(args)
     for name in ("json", "trace"):
         path = getattr(args, name)

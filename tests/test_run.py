@@ -40,7 +40,9 @@ def refused(capsys, *arguments):
 
 def test_answer_json_and_summary(tiny, tmp_path, capsys):
     file = tmp_path / "out.json"
-    code, out, err = call(capsys, "héllo", "--target", tiny, "--max-tokens", 9, "--ignore-eos", "--json", file)
+    code, out, err = call(
+        capsys, "héllo", "--target", tiny, "--max-tokens", 9, "--ignore-eos", "--mode", "ar", "--json", file
+    )
     assert code == 0
     report = json.loads(file.read_text())
     assert set(report) == {"mode", "config", "outputs", "stats"} and report["mode"] == "ar"

@@ -1,8 +1,11 @@
 """Puts the parts of a mode together."""
 
 from ssd.model.draft import Draft
+from ssd.model.hub import cache_folder
 
+from .auto import Auto
 from .candidates import Coupled, Sampled
+from .costs import costs_of
 from .draft_lane import DraftLane
 from .drafting import DraftRunner, ModelProposer
 from .fan_out import FanOut
@@ -22,6 +25,8 @@ def load_draft(options: SpeculationOptions, target: str | None, model, dtype: st
     if options.draft == "ngram":
         return "ngram"
     folder = hub.resolve(options.draft) if options.draft else default_draft(target or hub.DEFAULT_TARGET)
+    if folder is None and options.mode == "auto":
+        return "ngram"
     if folder is None:
         raise ValueError(f"draft: none comes with {target}, wanted a folder, the id of a model, or ngram")
     return Draft.load(folder, model, options.draft_dtype or dtype)
@@ -43,11 +48,24 @@ def make_speculator(speculation: SpeculationOptions, options: EngineOptions, dra
     """What an engine needs for a mode; None for plain decoding."""
     if speculation.mode == "ar":
         return None
-    policy = speculation.policy()
     if speculation.mode == "ssd":
         if draft == "ngram":
             raise ValueError("draft: got ngram, wanted a draft model for mode 'ssd'")
         return make_lanes(speculation, options, draft, model, max_len)
+    sd = make_sd(speculation, options, draft, max_len)
+    if speculation.mode == "sd" or draft == "ngram" or len(CORES) < 2 or options.threads not in (None, len(CORES)):
+        return sd
+    if speculation.verify == "rejection":
+        return sd
+    together, apart, drafting = cores_of(options.threads), list(CORES[:-1]), draft_cores(speculation)
+    costs = costs_of(model, draft, together, apart, drafting, cache_folder())
+    lanes = make_lanes(speculation, options, draft, model, max_len)
+    cores = {"sd": together or [-1] * len(CORES), "ssd": apart}
+    return Auto(sd, lanes, costs, cores, depth=speculation.depth, branches=speculation.branches)
+
+
+def make_sd(speculation: SpeculationOptions, options: EngineOptions, draft, max_len: int) -> Speculator:
+    policy = speculation.policy()
     rejection = speculation.verify == "rejection"
     if draft == "ngram":
         proposer = NgramProposer()

@@ -49,6 +49,8 @@ class DraftLane(threading.Thread):
         self.slots = torch.arange(cache.slots)
         self.seen = torch.zeros(cache.slots, dtype=torch.int64)
         self.stopping, self.error, self.beat = False, None, monotonic()
+        self.awake = threading.Event()
+        self.awake.set()
         self.seconds, self.rounds, self.steps = 0.0, 0, 0  # at work
         self.step_seconds = 0.0  # of a level, exponential mean
         self.trace = None
@@ -60,12 +62,14 @@ class DraftLane(threading.Thread):
             bind(self.cores)
             with torch.inference_mode():
                 while not self.stopping:
-                    self.step()
+                    if self.awake.wait(0.2):
+                        self.step()
         except Exception as e:  # whatever it is, the verify lane goes on without this one
             self.error = e
 
     def stop(self) -> None:
         self.stopping = True
+        self.awake.set()
 
     def step(self) -> None:
         """Wait for outcomes and prepare what may follow them."""

@@ -101,6 +101,18 @@ class Lanes:
             end(self.lane)
             self.lane = None
 
+    def pause(self) -> None:
+        """Let the draft lane sleep; sequences are told to it anew when the next proposal is asked for."""
+        for sequence in list(self.slot_of):
+            self._forget(sequence)
+        if self.lane:
+            self.lane.awake.clear()
+
+    def _wake(self) -> None:
+        if self.lane and not self.lane.awake.is_set():
+            self.lane.beat = monotonic()
+            self.lane.awake.set()
+
     def _check(self) -> None:
         """Roll back where the draft lane has failed or hangs: what it knew is dropped, another one starts afresh."""
         lane = self.lane
@@ -137,6 +149,7 @@ class Lanes:
     def propose(self, plan: list[Work]) -> list[Tree | None]:
         """What the cache had for each sequence that decodes; chains where the pass holds a prompt."""
         begin = perf_counter()
+        self._wake()
         self._check()
         if self.lane:
             for work in plan:
@@ -197,7 +210,7 @@ class Lanes:
         rows = [w.samples for w in plan]
         known = [i for i, w in enumerate(plan) if w.sequence in self.slot_of and w.sequence.decoding]
         if self.layers:
-            self._keep_features(plan, paths, offsets, features)
+            self.keep(plan, paths, offsets, features)
         if all(w.sequence.decoding for w in plan):
             self.pass_seconds.add(seconds)
         if not known or self.lane is None:
@@ -274,7 +287,8 @@ class Lanes:
                 self.next[sequence] = Tree(tokens, matched.parents[k, : len(tokens)].tolist())
                 self.next[sequence].origin = "hit" if int(matched.branch[k]) >= 0 else "fallback"
 
-    def _keep_features(self, plan, paths, offsets, features) -> None:
+    def keep(self, plan, paths, offsets, features) -> None:
+        """Remember the target's features of a pass."""
         for (sequence, count), path, first in zip(plan, paths, offsets, strict=False):
             kept = self.features.get(sequence)
             if kept is None:

@@ -61,7 +61,7 @@ class LLM:
         self.engine = Engine(
             model, sample, model.config.eos_token_ids, max_batch=options.max_batch, max_model_len=self.max_model_len,
             kv_tokens=kv_tokens, prefill_chunk=options.prefill_chunk, speculator=speculator,
-            nodes=speculation.policy().nodes if speculator else 0,
+            nodes=speculation.nodes if speculator else 0,
         )  # fmt: skip
         self._lock = threading.Lock()
         self._bound = threading.local()

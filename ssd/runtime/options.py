@@ -7,7 +7,7 @@ from .sampling_params import check_integer, check_number
 from .threads import cores_of
 
 DEFAULT_KV_TOKENS = 32768
-MODES = ("ar", "sd", "ssd")
+MODES = ("ar", "sd", "ssd", "auto")
 VERIFY = ("coupled", "rejection")
 MAX_NODES = 63  # tokens of a speculation; with the root one mask word
 MAX_ROWS = 256  # nodes of a draft's forest
@@ -18,10 +18,11 @@ class SpeculationOptions:
     """How tokens are made. Raises ValueError or TypeError naming the field.
 
     mode: "ar" (plain decoding), "sd" (a draft proposes, then the target verifies) or "ssd" (the draft prepares what
-    comes next while the target verifies). draft: a folder, the id of a
-    model, or "ngram" (what followed the same words earlier in the text); None is the draft that comes with the target.
-    k: tokens of a branch; None adapts length and shape to what pays, round by round. tree_width: branches below the
-    root, or with k None children of any node at most. draft_dtype: of the draft's weights, by default the target's.
+    comes next while the target verifies); "auto" picks what is predicted to be fastest, round by round. draft: a
+    folder, the id of a model, or "ngram" (what followed the same words earlier in the text); None is the draft that
+    comes with the target. k: tokens of a branch; None adapts length and shape to what pays, round by round.
+    tree_width: branches below the root, or with k None children of any node at most. draft_dtype: of the draft's
+    weights, by default the target's.
     verify: "coupled" (the tokens of plain decoding) or "rejection" (the published rule: other tokens, of the same
     distribution). saguaro: with rejection, scale of the draft's likeliest probabilities, in [0, 1]; 1 leaves them.
     branches: outcomes that ssd prepares for in a round. draft_threads: of ssd's draft, as EngineOptions.threads.
@@ -54,8 +55,8 @@ class SpeculationOptions:
             )
 
         check_integer("branches", self.branches, "1 to 64", lambda x: 1 <= x <= 64)
-        if self.mode == "ssd":
-            if self.verify != "coupled":
+        if self.mode in ("ssd", "auto"):
+            if self.mode == "ssd" and self.verify != "coupled":
                 raise ValueError("verify: got 'rejection', wanted 'coupled' for mode 'ssd'")
             rows = self.depth * self.tree_width + self.branches * (1 + self.depth * self.tree_width)
             if rows > MAX_ROWS:
@@ -69,9 +70,14 @@ class SpeculationOptions:
         """Tokens of a branch that ssd prepares at most."""
         return self.k or 4
 
+    @property
+    def nodes(self) -> int:
+        """Tokens of a speculation at most."""
+        lanes = self.depth * self.tree_width
+        return lanes if self.mode == "ssd" else max(lanes, self.policy().nodes)
+
     def policy(self) -> Policy:
-        if self.mode == "ssd":
-            return Policy(self.depth, self.tree_width, self.depth * self.tree_width, adaptive=False)
+        """Of synchronous speculation."""
         if self.k:
             return Policy(self.k, self.tree_width, self.k * self.tree_width, adaptive=False)
         return Policy(depth=8, width=self.tree_width, nodes=16)

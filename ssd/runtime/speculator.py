@@ -75,7 +75,7 @@ class Speculator:
         """After a pass of so many seconds, before the sequences move on. paths[i]: accepted nodes, None without a
         verification."""
         if self.layers:
-            self.proposer.keep_features(plan, offsets, features, paths)
+            self.keep(plan, paths, offsets, features)
         done = [(w.sequence, tree, path) for w, tree, path in zip(plan, trees, paths, strict=True) if tree is not None]
         self.proposer.accept(*zip(*done, strict=True)) if done else None
         policy = self.policy
@@ -89,6 +89,13 @@ class Speculator:
             for node, parent in enumerate(tree.parents):
                 if parent < 0 or parent in kept:
                     policy.calibration.update(tree.rank[node], node in kept)
+
+    def keep(self, plan, paths, offsets, features) -> None:
+        """Remember the target's features of a pass."""
+        self.proposer.keep_features(plan, offsets, features, paths)
+
+    def pause(self) -> None:
+        """Another takes over; the next proposal catches up."""
 
     def close(self) -> None:
         """Nothing runs beside the engine."""

@@ -1,0 +1,157 @@
+"""What a pass of target and draft costs on the cores at hand, measured once, and the speed that follows from it."""
+
+import hashlib
+import json
+import logging
+import statistics
+import threading
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+from ssd.model.batch import Batch
+
+from .threads import bind
+
+log = logging.getLogger(__name__)
+ROWS, PREFIX, REPEATS = (1, 5, 12), 128, 5
+LONGEST = 8  # tokens of a branch that the formulas try
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds of a pass by its rows. together: target and draft on all cores, one after the other; apart: the target
+    on its cores while the draft works on its own, and the draft there."""
+
+    target_together: dict[int, float]
+    draft_together: dict[int, float]
+    target_apart: dict[int, float]
+    draft_apart: dict[int, float]
+
+    def sd(self, acceptance: float, sequences: int = 1) -> float:
+        """Tokens a second of a sequence by synchronous speculation, at the best length of a chain, none included."""
+        t, d = self.target_together, self.draft_together
+        return max(
+            expected(acceptance, k) / (at(t, sequences * (k + 1)) + k * at(d, sequences)) for k in range(LONGEST + 1)
+        )
+
+    def ssd(self, acceptance: float, hit_rate: float, depth: int, branches: int, sequences: int = 1) -> float:
+        """The same with two lanes (arXiv 2603.03251, theorem 7): a miss is drafted again while the target waits."""
+        t, d = self.target_apart, self.draft_apart
+        draft = (depth + 1) * at(d, branches)
+        retry = (1 - hit_rate) * depth * at(d, sequences)
+        return expected(acceptance, depth) / (max(at(t, sequences * (depth + 1)), draft) + retry)
+
+
+def expected(acceptance: float, k: int) -> float:
+    """Tokens of a round with a chain of k, each accepted with that chance after those before it."""
+    return sum(acceptance**i for i in range(k + 1))
+
+
+def at(times: dict[int, float], rows: int) -> float:
+    """Linear between the rows that were measured, and beyond them."""
+    known = sorted(times)
+    i = next((i for i in range(1, len(known) - 1) if rows <= known[i]), len(known) - 1)
+    a, b = known[i - 1], known[i]
+    return max(times[a] + (times[b] - times[a]) * (rows - a) / (b - a), 1e-9)
+
+
+def rows_of(model, rows: int, pages: int, page_size: int) -> Batch:
+    """A chain of so many rows behind a prefix."""
+    index = torch.arange(PREFIX, PREFIX + rows)
+    return Batch(
+        ids=torch.zeros(rows, dtype=torch.int64),
+        positions=index.int(),
+        slots=index,
+        row_offsets=torch.tensor([0, rows], dtype=torch.int32),
+        prefix_lens=torch.tensor([PREFIX], dtype=torch.int32),
+        page_table=torch.arange(pages, dtype=torch.int32)[None],
+        logit_rows=torch.arange(rows),
+    )
+
+
+class Passes:
+    """Passes of one model, to be timed."""
+
+    def __init__(self, model):
+        self.model, self.kv = model, model.new_kv_cache(-(-(PREFIX + max(ROWS)) // 16))
+        self.kv.k.zero_(), self.kv.v.zero_()
+        features = bool(getattr(model, "feature_layers", ()))
+        self.batches = {n: rows_of(model, n, self.kv.num_pages, self.kv.page_size) for n in ROWS}
+        width = model.config.hidden_size
+        self.hidden = {n: torch.ones(n, width) if features else None for n in ROWS}
+
+    def run(self, rows: int) -> float:
+        begin = perf_counter()
+        with torch.inference_mode():
+            self.model.forward_features(self.batches[rows], self.kv, (), self.hidden[rows])
+        return perf_counter() - begin
+
+    def times(self) -> dict[int, float]:
+        return {n: statistics.median(self.run(n) for _ in range(REPEATS + 1)) for n in ROWS}
+
+
+def measure(target, draft, together: list[int] | None, verify: list[int], drafting: list[int]) -> Costs:
+    """Times both models on the cores of each arrangement; the calling thread is bound to `together` afterwards."""
+    target, draft = Passes(target), Passes(draft)
+    bind(together)
+    first = target.times(), draft.times()
+    other, stop = {}, threading.Event()
+
+    def work():
+        bind(drafting)
+        other.update(draft.times())
+        while not stop.is_set():
+            draft.run(max(ROWS))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    bind(verify)
+    try:
+        apart = target.times()
+    finally:
+        stop.set()
+        thread.join()
+        bind(together)
+    return Costs(*first, apart, other)
+
+
+def known(folder: Path, target, draft, cores: tuple) -> Path:
+    """The file that keeps the costs of this machine, pair and arrangement."""
+    cpu = (
+        next((x for x in open("/proc/cpuinfo") if x.startswith("model name")), "")
+        if Path("/proc/cpuinfo").exists()
+        else ""
+    )
+    what = (
+        cpu,
+        torch.ops.ssd.isa(),
+        cores,
+        str(target.config),
+        target.dtype,
+        str(draft.config),
+        draft.dtype,
+        draft.vocab,
+    )
+    return folder / f"costs-{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}.json"
+
+
+def costs_of(target, draft, together, verify, drafting, folder: Path | None) -> Costs:
+    """Read from the folder, or measured and written there; a file that cannot be read or written costs time only."""
+    path = folder and known(folder, target, draft, (together, verify, drafting))
+    if path and path.is_file():
+        try:
+            stored = json.loads(path.read_text())
+            return Costs(**{name: {int(k): float(v) for k, v in times.items()} for name, times in stored.items()})
+        except (ValueError, TypeError, AttributeError):
+            log.info("%s cannot be read: measuring again", path)
+    costs = measure(target, draft, together, verify, drafting)
+    if path:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(asdict(costs)))
+        except OSError as e:
+            log.info("%s cannot be written: %s", path, e)
+    return costs
