@@ -19,7 +19,7 @@ from ssd.model.llama import Llama
 from ssd.runtime import LLM, SamplingParams
 
 VOCAB, DRAWS, PROMPT = 6, 6000, [1, 2, 1, 2, 3, 1, 2]
-PARAMS = dict(temperature=0.9, top_k=5, max_tokens=3, ignore_eos=True)
+PARAMS = dict(temperature=0.9, top_k=5, ignore_eos=True)
 SMALL = dict(vocab_size=VOCAB, bos_token_id=0, eos_token_id=0)
 
 
@@ -30,9 +30,13 @@ def target(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def exact(target):
-    """Chance of each answer, [6, 6, 6]."""
+    """Length of an answer to the chances of its last three tokens, [216]."""
+    return {length: answers_of(target, length) for length in (3, 5)}
+
+
+def answers_of(target, length):
     p = torch.ones(1)
-    for depth in range(3):
+    for depth in range(length):
         heads = torch.cartesian_prod(*[torch.arange(VOCAB)] * depth).view(-1, depth) if depth else torch.empty(1, 0)
         logits = torch.cat([
             target.forward(one_request([*PROMPT, *head.long().tolist()]), target.new_kv_cache(2))[-1:] for head in heads
@@ -40,17 +44,18 @@ def exact(target):
         rows = len(logits)
         values = (torch.full((rows,), 0.9), torch.full((rows,), 5, dtype=torch.int32), torch.ones(rows))
         p = (p[:, None] * probs(logits, *values, torch.zeros(rows))).flatten()
-    return p.double().numpy()
+    return p.view(-1, VOCAB**3).sum(0).double().numpy()
 
 
 def significance(target, exact, draft, **options):
     llm = LLM.from_model(
-        target, FakeTokenizer(), draft=draft, mode="sd", verify="rejection", max_batch=64, max_model_len=32, threads=1,
-        **options,
+        target, FakeTokenizer(), draft=draft, verify="rejection", max_batch=64, max_model_len=32, threads=1,
+        **({"mode": "sd"} | options),
     )  # fmt: skip
-    params = [SamplingParams(seed=s, **PARAMS) for s in range(DRAWS)]
+    length = 5 if options.get("mode") == "ssd" else 3  # the draft lane starts with the second token
+    exact, params = exact[length], [SamplingParams(seed=s, max_tokens=length, **PARAMS) for s in range(DRAWS)]
     outputs = llm.generate([PROMPT] * DRAWS, params)
-    cells = [a * VOCAB * VOCAB + b * VOCAB + c for a, b, c in (o.token_ids for o in outputs)]
+    cells = [a * VOCAB * VOCAB + b * VOCAB + c for a, b, c in (o.token_ids[-3:] for o in outputs)]
     counts, wanted = np.bincount(cells, minlength=VOCAB**3), exact * DRAWS
     if counts[exact == 0].any():
         return 0.0
@@ -69,6 +74,8 @@ CASES = [
     (dict(depth=1, **SMALL, seed=4), dict(tree_width=2)),
     (dict(layers=[1, 2], **SMALL), dict(k=2)),
     ("ngram", dict(k=2, tree_width=2)),
+    (dict(depth=1, **SMALL), dict(mode="ssd", k=2, branches=128, lockstep=True)),
+    (dict(layers=[1, 2], **SMALL), dict(mode="ssd", k=1, branches=128, lockstep=True, saguaro=0.5)),
 ]
 
 
@@ -86,9 +93,9 @@ def test_a_planted_bias_is_found(target, exact, tmp_path, monkeypatch):
     best = candidates.Sampled.best
 
     def pruned(self, *args):
-        tokens, confidence, q = best(self, *args)
-        chosen = [[t if q[i, t] > 0.25 else -1 for t in row] for i, row in enumerate(tokens)]
-        return chosen, confidence, q
+        found = best(self, *args)
+        chosen = [[t if found.q[i, t] > 0.25 else -1 for t in row] for i, row in enumerate(found.tokens)]
+        return found._replace(tokens=chosen)
 
     monkeypatch.setattr(candidates.Sampled, "best", pruned)
     draft = Draft.load(write_draft(tmp_path / "d", depth=1, **SMALL), target, "fp32")

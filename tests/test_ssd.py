@@ -2,13 +2,13 @@
 
 import pytest
 import tiny_checkpoint
-from lockstep import lockstep
 from test_speculative import KINDS, PROMPTS, answers, load
 
 from ssd.model.draft import Draft
 from ssd.model.llama import Llama
 from ssd.model.tokenizer import Tokenizer
 from ssd.runtime import LLM, SamplingParams
+from ssd.runtime.draft_lane import DraftLane
 from ssd.runtime.threads import CORES
 
 
@@ -28,7 +28,7 @@ def plain(folder, target):
 
 
 def make(folder, target, draft, **options):
-    options = {"threads": 1, "draft_threads": 1, "seed": 3, "mode": "ssd"} | options
+    options = {"threads": 1, "draft_threads": 1, "seed": 3, "mode": "ssd", "lockstep": True} | options
     return LLM.from_model(target, Tokenizer(folder), draft=draft, **options)
 
 
@@ -41,7 +41,6 @@ SHAPES = [
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_are_those_of_plain_decoding(kind, shape, folder, target, plain, tmp_path, monkeypatch):
-    lockstep(monkeypatch)
     llm = make(folder, target, load(kind, folder, tmp_path, target, "bf16"), **shape)
     assert answers(llm) == plain
     assert llm.engine.speculator.failures == 0 and llm.engine.speculator.lane.rounds > 0
@@ -57,7 +56,6 @@ HITS = [
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_target_as_its_own_draft_always_hits(shape, temperature, folder, target, monkeypatch):
     """Were KV moved wrongly, a candidate list taken from the wrong node or a key off by one, it would miss."""
-    lockstep(monkeypatch)
     llm = make(folder, target, Draft.load(folder, target, "bf16"), **shape)
     llm.generate(PROMPTS, SamplingParams(temperature=temperature, max_tokens=31, ignore_eos=True))
     stats = llm.stats()
@@ -71,7 +69,9 @@ def test_the_target_as_its_own_draft_always_hits(shape, temperature, folder, tar
 def test_two_threads(kind, folder, target, plain, tmp_path):
     draft = load(kind, folder, tmp_path, target, "bf16")
     for shape in SHAPES[:2]:
-        llm = make(folder, target, draft, threads=list(CORES[:1]), draft_threads=list(CORES[-1:]), **shape)
+        llm = make(
+            folder, target, draft, threads=list(CORES[:1]), draft_threads=list(CORES[-1:]), lockstep=False, **shape
+        )
         assert answers(llm) == plain
         assert llm.engine.speculator.failures == 0
         llm.close()
@@ -91,6 +91,12 @@ def sometimes(fault, every=2):
             fault(lane)
 
     return before
+
+
+def planted(monkeypatch, before):
+    """Calls before(lane) ahead of every step of a draft lane."""
+    step = DraftLane.step
+    monkeypatch.setattr(DraftLane, "step", lambda self, *args: before(self) or step(self, *args))
 
 
 def raises(lane):
@@ -149,7 +155,7 @@ FAULTS = [
 @pytest.mark.parametrize("kind", ["itself", "features"])
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)
 def test_a_fault_of_the_draft_lane_costs_no_token(fault, kind, folder, target, plain, tmp_path, monkeypatch, caplog):
-    lockstep(monkeypatch, sometimes(fault))
+    planted(monkeypatch, sometimes(fault))
     llm = make(folder, target, load(kind, folder, tmp_path, target, "bf16"), k=3)
     assert answers(llm) == plain
     lanes, warnings = llm.engine.speculator, [r for r in caplog.records if r.levelname == "WARNING"]
@@ -167,8 +173,6 @@ def test_a_lane_that_hangs_is_given_up_within_a_second_and_a_slow_one_is_not(
     import threading
     import time
 
-    from ssd.runtime.draft_lane import DraftLane
-
     hung, fork = threading.Event(), DraftLane.fork
     slept = []
 
@@ -179,7 +183,7 @@ def test_a_lane_that_hangs_is_given_up_within_a_second_and_a_slow_one_is_not(
         fork(self, forests)
 
     monkeypatch.setattr(DraftLane, "fork", slow)
-    llm = make(folder, target, Draft.load(folder, target, "bf16"), k=3)
+    llm = make(folder, target, Draft.load(folder, target, "bf16"), k=3, lockstep=False)
     begin = time.monotonic()
     while time.monotonic() - begin < 3.0 and (llm.engine.speculator.failures < failures or not slept):
         assert answers(llm) == plain
@@ -221,7 +225,6 @@ def test_requests_that_leave_free_their_slots(folder, target, plain):
 
 
 def test_the_trace_tells_of_publications_hits_and_passes(folder, target, monkeypatch):
-    lockstep(monkeypatch)
     llm = make(folder, target, Draft.load(folder, target, "bf16"), k=3, branches=6, max_batch=1)
     trace = llm.trace()
     llm.generate("once upon a time", SamplingParams(max_tokens=20, ignore_eos=True))

@@ -64,14 +64,19 @@ def make_speculator(speculation: SpeculationOptions, options: EngineOptions, dra
     return Auto(sd, lanes, costs, cores, depth=speculation.depth, branches=speculation.branches)
 
 
+def make_rule(speculation: SpeculationOptions) -> Coupled | Sampled:
+    return Sampled(speculation.saguaro) if speculation.verify == "rejection" else Coupled()
+
+
 def make_sd(speculation: SpeculationOptions, options: EngineOptions, draft, max_len: int) -> Speculator:
     policy = speculation.policy()
     rejection = speculation.verify == "rejection"
     if draft == "ngram":
         proposer = NgramProposer()
     else:
-        rule = Sampled(speculation.saguaro) if rejection else Coupled()
-        proposer = ModelProposer(draft, rule, max_batch=options.max_batch, max_len=max_len, nodes=policy.nodes)
+        proposer = ModelProposer(
+            draft, make_rule(speculation), max_batch=options.max_batch, max_len=max_len, nodes=policy.nodes
+        )
     return Speculator(proposer, policy, rejection)
 
 
@@ -79,17 +84,19 @@ def make_lanes(speculation: SpeculationOptions, options: EngineOptions, draft: D
     depth, width, budget = speculation.depth, speculation.tree_width, speculation.branches
     nodes, slots, fan_out = depth * width, options.max_batch, FanOut()
     feature_bytes = 4 * draft.feature_width
-    cores = draft_cores(speculation)
+    cores, rejection = draft_cores(speculation), speculation.verify == "rejection"
 
     def start(requests, wants):
         cache = SpeculationCache(
-            slots, budget, nodes, vocab=model.config.vocab_size, log=max_len, feature_bytes=feature_bytes
-        )
+            slots, budget, nodes, vocab=model.config.vocab_size, log=max_len, feature_bytes=feature_bytes,
+            q_width=draft.vocab if rejection else 0,
+        )  # fmt: skip
         runner = DraftRunner(draft, max_batch=slots, max_len=max_len, nodes=nodes + budget * (1 + nodes))
         sizes = {"depth": depth, "width": width, "budget": budget, "cores": cores}
-        return cache, DraftLane(runner, Coupled(), cache, requests, wants, fan_out, **sizes)
+        return cache, DraftLane(runner, make_rule(speculation), cache, requests, wants, fan_out, **sizes)
 
     return Lanes(
         start, slots=slots, layers=draft.feature_layers, width=draft.feature_width, depth=depth,
-        vocab=model.config.vocab_size, fallback=NgramProposer(),
+        vocab=model.config.vocab_size, fallback=NgramProposer(), lockstep=speculation.lockstep,
+        rejection=rejection, ids=draft.ids,
     )  # fmt: skip

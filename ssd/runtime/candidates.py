@@ -1,11 +1,22 @@
 """The tokens that a draft proposes for the children of a node, and how they were chosen."""
 
+from typing import NamedTuple
+
 import torch
 
 from ssd import kernels
 from ssd.kernels import Kind
 
 RANKED = 4  # candidates that a confidence is measured among
+
+
+class Candidates(NamedTuple):
+    """For n rows of a draft, lists of `width` each."""
+
+    tokens: list[list[int]]  # to propose, best first; -1: none
+    confidence: list[list[float]]
+    bonus: list[list[int]]  # likeliest to be drawn where none of the children is accepted, best first
+    q: torch.Tensor | None  # float32 [n, vocab of the draft], what sampled tokens were drawn from
 
 
 def parameters(sequences, positions):
@@ -24,29 +35,24 @@ def parameters(sequences, positions):
 class Coupled:
     """The best under the target's own noise (Daliri, Musco, Suresh, arXiv 2408.07978): any tree of them is exact."""
 
-    prunes = True  # a token may be left out for what it is
-
     def kind(self, params) -> Kind:
         return Kind.COUPLED
 
-    def best(self, logits, sequences, positions, width: int, ids):
-        """(tokens [n][width], -1: none; confidence [n][width]; draft probabilities, None) for rows of the draft.
-
-        positions: of the token guessed; ids: the target's id of each output of the draft, or None.
-        """
+    def best(self, logits, sequences, positions, width: int, ids) -> Candidates:
+        """positions: of the token guessed; ids: the target's id of each output of the draft, or None."""
         f = min(max(width, RANKED), logits.shape[1])
         tokens, scores = kernels.top_f(logits, *parameters(sequences, positions), f, target_ids=ids)
-        return tokens.tolist(), torch.softmax(scores, 1).tolist(), None
+        tokens = tokens.tolist()
+        return Candidates(tokens, torch.softmax(scores, 1).tolist(), tokens, None)
 
 
 class Sampled:
     """Samples without replacement from the draft's own distribution, for rejection sampling; at temperature 0 the
-    best. saguaro: scale of its greatest probabilities before (Kumar, Dao, May, arXiv 2603.03251).
+    best. saguaro: scale of its greatest probabilities before (Kumar, Dao, May, arXiv 2603.03251), which are then what
+    is likeliest left to the target.
 
     The shape of a tree must not depend on what was drawn: no token is left out for what it is.
     """
-
-    prunes = False
 
     def __init__(self, saguaro: float = 1.0):
         self.saguaro = saguaro
@@ -54,16 +60,19 @@ class Sampled:
     def kind(self, params) -> Kind:
         return Kind.SAMPLED if params.temperature > 0 else Kind.DETERMINISTIC
 
-    def best(self, logits, sequences, positions, width: int, ids):
-        """As Coupled.best, with float32 [n, vocab] of the draft as the third."""
+    def best(self, logits, sequences, positions, width: int, ids) -> Candidates:
+        """As Coupled.best."""
         values = parameters(sequences, positions)
-        q = kernels.probs(logits, *values[:4])
-        drawn = values[0] > 0
+        plain = kernels.probs(logits, *values[:4])
+        width, drawn, q = min(width, logits.shape[1]), values[0] > 0, plain
         if self.saguaro < 1:
             q = torch.where(drawn[:, None], kernels.saguaro(q, min(RANKED, q.shape[1]), self.saguaro), q)
         scores = torch.where(drawn[:, None], q.log(), logits)  # temperature 0: the greatest logits
-        plain = (torch.ones_like(values[0]), torch.zeros_like(values[1]), torch.ones_like(values[2]))
-        at = (plain[0] * drawn, *plain[1:], torch.zeros_like(values[3]), *values[4:])
-        tokens, best = kernels.top_f(scores, *at, min(width, q.shape[1]), target_ids=ids, purpose=3)
+        one, off = torch.ones_like(values[0]), torch.zeros_like(values[1])
+        at = (one * drawn, off, one, 0 * one, *values[4:])
+        tokens, best = kernels.top_f(scores, *at, width, target_ids=ids, purpose=3)
         tokens = torch.where(best > -torch.inf, tokens, -1)
-        return tokens.tolist(), q.topk(tokens.shape[1]).values.tolist(), q
+        likely = plain.topk(width)
+        bonus = likely.indices if ids is None else ids[likely.indices]
+        bonus = torch.where(drawn[:, None], bonus, tokens)
+        return Candidates(tokens.tolist(), likely.values.tolist(), bonus.tolist(), q)

@@ -71,10 +71,10 @@ class DraftLane(threading.Thread):
         self.stopping = True
         self.awake.set()
 
-    def step(self) -> None:
+    def step(self, wait_us: int = WAIT_US) -> None:
         """Wait for outcomes and prepare what may follow them."""
         self.beat = monotonic()
-        outcomes = self.cache.wait_outcomes(self.slots, self.seen, WAIT_US)
+        outcomes = self.cache.wait_outcomes(self.slots, self.seen, wait_us)
         self.beat = monotonic()
         begin = perf_counter()
         told = [(slot, o) for slot, o in enumerate(outcomes) if o]
@@ -178,13 +178,13 @@ class DraftLane(threading.Thread):
         ends = [(f, node) for f, nodes, fresh in work for node in ([-1] if fresh else []) + nodes]
         positions = [f.position(node) for f, node in ends]
         width = RANKS + self.width
-        best, _, _ = self.rule.best(logits, [f for f, _ in ends], positions, width, self.runner.draft.ids)
+        best, _, bonus, q = self.rule.best(logits, [f for f, _ in ends], positions, width, self.runner.draft.ids)
+        found = list(zip(best, bonus, [None] * len(best) if q is None else q, strict=True))
         at = row = 0
         for (f, nodes, fresh), r in zip(work, rows, strict=True):
             n = len(nodes) + (fresh > 0)
-            f.computed(
-                nodes, fresh, best[at : at + n], features[row : row + len(r.tokens)] if self.runner.own else None
-            )
+            own = features[row : row + len(r.tokens)] if self.runner.own else None
+            f.computed(nodes, fresh, found[at : at + n], own)
             at, row = at + n, row + len(r.tokens)
         self.steps += 1
         self.beat, end = monotonic(), perf_counter()
@@ -208,39 +208,49 @@ class DraftLane(threading.Thread):
                 return
             self.compute([(f, frontier[f], 0) for f, _ in live])
             wide = self.width if level == 1 else 1
-            tokens = []
-            for f, _ in live:
-                grown, mine = [], []
-                for node in frontier[f]:
-                    best = [t for t in f.best[node] if t >= 0][:wide]
-                    best += best[-1:] * (wide - len(best))
-                    mine += best
-                    grown += [f.add(t, node) for t in best]
-                frontier[f] = grown
-                tokens.append(mine)
+            levels = []
+            for f, keys in live:
+                drawn = [node for node in frontier[f] for _ in range(wide)]
+                tokens = [t for node in frontier[f] for t in f.children(node, wide)]
+                frontier[f] = [f.add(t, node) for t, node in zip(tokens, drawn, strict=True)]
+                levels.append((f, keys, tokens, drawn))
             span = self.width  # nodes of a level of a branch
             parents = [-1] * span if level == 1 else list(range(count - span, count))
-            told = [(f, keys, t) for (f, keys), t in zip(live, tokens, strict=True) if not self.newer(f)]
+            told = [each for each in levels if not self.newer(each[0])]
             self._publish(told, parents, count)
-            live = [(f, keys) for f, keys, _ in told]
+            live = [(f, keys) for f, keys, *_ in told]
             count += span
 
-    def _publish(self, told: list[tuple[Forest, list, list[int]]], parents: list[int], count: int) -> None:
-        """One more level, behind `count` nodes, of every branch of forests: (forest, keys, tokens branch by branch)."""
-        span, c = len(parents), self.cache.branches
+    def _publish(self, told: list[tuple], parents: list[int], count: int) -> None:
+        """One more level, behind `count` nodes, of every branch of forests: (forest, keys, tokens branch by branch,
+        nodes that these were drawn below)."""
+        span = len(parents)
         if self.trace and told:
-            self.trace.instant("draft", "publish", depth=count // span + 1, branches=[len(k) for _, k, _ in told])
-        for f, keys, tokens in told:
-            values = torch.zeros(1, c, span, dtype=torch.int64)
-            values[0, : len(keys)] = torch.tensor(tokens).view(len(keys), span)
-            above = torch.tensor(parents, dtype=torch.int8).expand(1, c, span).contiguous()
-            slots, epochs = torch.tensor([f.place]), torch.tensor([f.epoch + 1])
-            if count:
-                self.cache.extend(slots, epochs, count, values, above)
-                continue
-            names = torch.full((1, c), -1, dtype=torch.int64)
-            names[0, : len(keys)] = torch.tensor([key(*k) for k in keys])
-            self.cache.publish(slots, epochs, names, values, above, kind=int(Kind.COUPLED))
+            self.trace.instant("draft", "publish", depth=count // span + 1, branches=[len(k) for _, k, _, _ in told])
+        for f, keys, tokens, drawn in told:
+            values = torch.tensor(tokens).view(len(keys), span)
+            self.write(f, [key(*k) for k in keys], values, parents, count, drawn)
+
+    def write(self, f: Forest, keys: list[int], tokens, parents: list[int], count: int, drawn: list[int]) -> None:
+        """Nodes of branches, tokens int64 [branches, n], into the speculation cache behind `count` others. drawn: for
+        each token the node of the forest that it was drawn below."""
+        cache, n = self.cache, len(parents)
+        values = torch.zeros(1, cache.branches, n, dtype=torch.int64)
+        values[0, : len(keys)] = tokens
+        above = torch.tensor(parents, dtype=torch.int8).expand(1, cache.branches, n).contiguous()
+        slots, epochs = torch.tensor([f.place]), torch.tensor([f.epoch + 1])
+        kind = self.rule.kind(f.params)
+        if kind == Kind.SAMPLED:
+            standby = 1 - int(cache.active[f.place])
+            cache.q[standby, f.place, : len(keys), count : count + n] = torch.stack([f.q[p] for p in drawn]).view(
+                len(keys), n, -1
+            )
+        if count:
+            cache.extend(slots, epochs, count, values, above)
+            return
+        names = torch.full((1, cache.branches), -1, dtype=torch.int64)
+        names[0, : len(keys)] = torch.tensor(keys)
+        cache.publish(slots, epochs, names, values, above, kind=int(kind))
 
     def answer(self, forests: list[Forest]) -> None:
         """One chain below the root of each forest, published whole: what the verify lane waits for after a miss."""
@@ -249,11 +259,8 @@ class DraftLane(threading.Thread):
             if level:
                 self.compute([(f, [node], 0) for f, node in ends.items()])
             for f, node in ends.items():
-                ends[f] = f.add(next(t for t in f.best[node] if t >= 0), node)
-        c = self.cache.branches
+                ends[f] = f.add(f.children(node, 1)[0], node)
         for f in ends:
-            names = torch.full((1, c), -1, dtype=torch.int64)
-            names[0, 0] = key(-1, int(f.tokens[f.num_tokens - 1]))
-            values = torch.zeros(1, c, depth, dtype=torch.int64)
-            values[0, 0] = torch.tensor(f.tree.tokens[:depth])
-            self.cache.publish(torch.tensor([f.place]), torch.tensor([f.epoch + 1]), names, values)
+            root = key(-1, int(f.tokens[f.num_tokens - 1]))
+            chain = list(range(-1, depth - 1))
+            self.write(f, [root], torch.tensor([f.tree.tokens[:depth]]), chain, 0, chain)

@@ -6,7 +6,6 @@ import numpy as np
 import torch
 
 from ssd import kernels
-from ssd.kernels import Kind
 from ssd.model.batch import Batch
 from ssd.model.draft import Draft
 
@@ -117,15 +116,13 @@ class ModelProposer:
         """The target's id of each output of the draft."""
         return self.draft.ids
 
-    def kind(self, params) -> Kind:
-        """How what it proposes to a request is chosen."""
-        return self.rule.kind(params)
-
     # ---- a round ----
 
     def propose(self, sequences, limits, thresholds, policy) -> list[Tree]:
         """For each sequence a tree of at most limits[i] levels and policy.nodes nodes."""
         trees = [Tree() for _ in sequences]
+        for tree, sequence in zip(trees, sequences, strict=True):
+            tree.kind = self.rule.kind(sequence.params)
         fit = [i for i, s in enumerate(sequences) if limits[i] > 0 and s.num_tokens + limits[i] <= self.runner.max_len]
         if not fit:
             return trees
@@ -135,7 +132,7 @@ class ModelProposer:
             wide = policy.width if policy.adaptive or level == 1 else 1
             of = [sequences[i] for i, _ in frontier]
             guessed = [sequences[i].num_tokens + level - 1 for i, _ in frontier]
-            ids, confidence, q = self.rule.best(logits, of, guessed, wide, self.draft.ids)
+            ids, confidence, _, q = self.rule.best(logits, of, guessed, wide, self.draft.ids)
             grown = []
             for row, (i, parent) in enumerate(frontier):
                 keep, extend = thresholds[i]

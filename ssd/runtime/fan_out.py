@@ -1,7 +1,7 @@
 """Which bonus tokens a draft prepares for: the budget of branches shared out among the nodes of a speculation
 (Kumar, Dao, May, arXiv 2603.03251, theorem 12; then by what was measured)."""
 
-RANKS = 8  # bonus tokens of one node at most
+RANKS = 16  # bonus tokens of one node at most
 DEPTHS = 16
 
 

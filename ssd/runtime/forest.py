@@ -11,8 +11,9 @@ from .tree import Tree
 class Forest:
     """Nodes 0 to flight - 1 are the speculation in flight, the others bonus tokens and what follows them.
 
-    The KV of node i belongs at index base + i. best[i] are the tokens that the draft ranks first below node i, and
-    feature[i] its own hidden state; both are there once the node has been computed (done). Node -1, the root, is the
+    The KV of node i belongs at index base + i. Once node i has been computed (done), best[i] are the tokens that the
+    draft proposes below it, bonus[i] those that it takes for likely where none of them is accepted, q[i] what they were
+    sampled from if they were, and feature[i] its own hidden state. Node -1, the root, is the
     newest confirmed token.
     """
 
@@ -29,6 +30,8 @@ class Forest:
         """Without a speculation."""
         self.tree, self.flight = Tree(), 0
         self.best: dict[int, list[int]] = {}
+        self.bonus: dict[int, list[int]] = {}
+        self.q: dict[int, torch.Tensor] = {}
         self.feature: dict[int, torch.Tensor] = {}
         self.done: set[int] = set()
         self.branches: list[int] = []  # bonus nodes, in the order of publication
@@ -53,7 +56,8 @@ class Forest:
             path, bonus = self._path(node), self.branches[branch] if branch >= 0 else None
             kept = self._below(bonus, flight) if bonus is not None else {}
         old, begin = self.base, self.num_tokens
-        tree_best, tree_feature, tree_done, moves = self.best, self.feature, self.done, []
+        told = [(self.best, "best"), (self.bonus, "bonus"), (self.feature, "feature")]
+        tree_done, moves = self.done, []
         if confirmed and not self.runner.own:  # rows of accepted nodes are what they would be if computed again
             for k, n in enumerate([*path, bonus]):
                 if n not in tree_done or self.cached < begin:
@@ -65,10 +69,9 @@ class Forest:
         self.clear()
         self.tree, self.flight = flight, len(flight)
         for n, m in [*kept.items(), (bonus, -1)]:
-            if n in tree_best:
-                self.best[m] = tree_best[n]
-            if n in tree_feature:
-                self.feature[m] = tree_feature[n]
+            for old_values, name in told:
+                if n in old_values:
+                    getattr(self, name)[m] = old_values[n]
             if n in tree_done and m >= 0:
                 self.done.add(m)
                 moves.append((n, self.base + m))
@@ -131,21 +134,28 @@ class Forest:
             hidden = torch.cat([*parts, *(self.feature[tree.parents[n]][None] for n in nodes)])
         return Rows(self.place, begin - shift, tokens, at, positions, bits, outputs), hidden
 
-    def computed(self, nodes: list[int], fresh: int, best: list[list[int]], features: torch.Tensor | None) -> None:
-        """Keep what a pass over rows(nodes, fresh) gave; features: of all its rows."""
+    def computed(self, nodes: list[int], fresh: int, found: list[tuple], features: torch.Tensor | None) -> None:
+        """Keep what a pass over rows(nodes, fresh) gave. found: of each row with an output (best, bonus, q or None);
+        features: of all rows."""
+        for k, node in enumerate([*([-1] if fresh else []), *nodes]):
+            self.best[node], self.bonus[node], q = found[k]
+            if q is not None:
+                self.q[node] = q
+            if self.runner.own:
+                self.feature[node] = features[max(fresh - 1, 0) + k]
+            if node >= 0:
+                self.done.add(node)
         if fresh:
             self.cached = self.num_tokens
-            self.best[-1] = best[0]
-        for k, node in enumerate(nodes):
-            self.best[node] = best[k + (fresh > 0)]
-            self.done.add(node)
-        if self.runner.own:
-            for k, node in enumerate([*([-1] if fresh else []), *nodes]):
-                self.feature[node] = features[max(fresh - 1, 0) + k]
 
     def add(self, token: int, parent: int) -> int:
         """One more node. Returns its number."""
         return self.tree.add(token, parent)
+
+    def children(self, node: int, width: int) -> list[int]:
+        """So many tokens below a node; the last comes again where fewer are known."""
+        best = [t for t in self.best[node] if t >= 0][:width]
+        return best + best[-1:] * (width - len(best))
 
     def choose(self, counts: list[int]) -> list[tuple[int, int]]:
         """Add bonus nodes: counts[0] below the root, counts[i + 1] below node i, the best that are no children of it.
@@ -155,7 +165,7 @@ class Forest:
             taken.setdefault(self.tree.parents[i], set()).add(self.tree.tokens[i])
         keys = []
         for node, count in enumerate(counts, -1):
-            free = [t for t in self.best.get(node, ()) if t >= 0 and t not in taken.get(node, ())]
+            free = [t for t in self.bonus.get(node, ()) if t >= 0 and t not in taken.get(node, ())]
             for token in free[:count]:
                 self.branches.append(self.tree.add(token, node))
                 keys.append((node, token))
@@ -164,5 +174,5 @@ class Forest:
     def rank(self, node: int, token: int) -> int | None:
         """Place of a bonus token among the candidates of a node, None where it is not among them."""
         taken = {self.tree.tokens[i] for i in range(self.flight) if self.tree.parents[i] == node}
-        free = [t for t in self.best.get(node, ()) if t >= 0 and t not in taken]
+        free = [t for t in self.bonus.get(node, ()) if t >= 0 and t not in taken]
         return free.index(token) if token in free else None

@@ -11,12 +11,13 @@ import numpy as np
 import torch
 
 from ssd import kernels
-from ssd.kernels import Verified
+from ssd.kernels import Kind, Verified
 
 from .draft_lane import DraftLane, Request
 from .policy import Mean
 from .scheduler import Work
 from .speculation_cache import Matched, SpeculationCache
+from .speculator import verify_by_rejection
 from .tree import Tree
 
 log = logging.getLogger(__name__)
@@ -47,15 +48,16 @@ class Lanes:
 
     start: makes a cache and a draft lane for it, from (requests, wants); the lane is not started yet. layers: of the
     target whose features the draft reads, of `width` floats in all. vocab: token ids are below it. fallback: a proposer
-    that costs nothing, or None.
+    that costs nothing, or None. lockstep: both lanes in the calling thread, the draft always finishes. rejection:
+    verify by rejection sampling; ids: then the target's id of each output of the draft, or None.
     """
 
     def __init__(
         self, start: Callable[[dict, np.ndarray], tuple[SpeculationCache, DraftLane]], *, slots: int, layers,
-        width: int, depth: int, vocab: int, fallback=None,
+        width: int, depth: int, vocab: int, fallback=None, lockstep: bool = False, rejection: bool = False, ids=None,
     ):  # fmt: skip
         self.start, self.layers, self.width, self.depth, self.fallback = start, layers, width, depth, fallback
-        self.vocab = vocab
+        self.vocab, self.lockstep, self.rejection, self.ids = vocab, lockstep, rejection, ids
         self.free, self.slot_of = list(range(slots))[::-1], {}
         self.requests: dict[int, Request] = {}
         self.owner_of: dict[object, int] = {}
@@ -75,8 +77,6 @@ class Lanes:
         self._trace = None
         self._launch()
 
-    rejection = False
-
     @property
     def trace(self):
         return self._trace
@@ -92,8 +92,9 @@ class Lanes:
     def _launch(self) -> None:
         self.cache, self.lane = self.start(self.requests, self.wants)
         self.lane.trace = self._trace
-        weakref.finalize(self, end, self.lane)
-        self.lane.start()
+        if not self.lockstep:
+            weakref.finalize(self, end, self.lane)
+            self.lane.start()
 
     def close(self) -> None:
         """Stop the draft lane."""
@@ -116,7 +117,8 @@ class Lanes:
     def _check(self) -> None:
         """Roll back where the draft lane has failed or hangs: what it knew is dropped, another one starts afresh."""
         lane = self.lane
-        if lane is None or not (lane.error or (self.slot_of and monotonic() - lane.beat > STALLED)):
+        stalled = not self.lockstep and self.slot_of and lane and monotonic() - lane.beat > STALLED
+        if lane is None or not (lane.error or stalled):
             return
         begin = perf_counter()
         lane.stop()
@@ -125,6 +127,7 @@ class Lanes:
         self.lane = self.cache = None
         for sequence in list(self.slot_of):
             self._forget(sequence)
+        self.waiting.clear()
         if self.failures < FAILURES:
             log.info("draft lane given up (%s): another one starts", what)
             self._launch()
@@ -155,6 +158,8 @@ class Lanes:
             for work in plan:
                 if work.sequence.decoding and work.sequence not in self.slot_of:
                     self._assign(work.sequence)
+            if self.lockstep:
+                self._answer()
             if self.waiting:
                 self._fetch()
         prefill = any(not work.sequence.decoding for work in plan)
@@ -166,6 +171,14 @@ class Lanes:
             trees.append(tree)
         self.seconds = perf_counter() - begin
         return trees
+
+    def _answer(self) -> None:
+        """The draft lane's turn, in this thread."""
+        try:
+            self.lane.step(0)
+        except Exception as e:  # as in a thread of its own
+            self.lane.error = e
+            self._check()
 
     def _assign(self, sequence) -> None:
         self.owners += 1
@@ -202,7 +215,10 @@ class Lanes:
             self.trace.span("verify", "local retry", begin, begin + seconds, sequences=len(sequences))
 
     def verify(self, plan, trees, logits, verification, sampling) -> Verified:
-        self.verified = kernels.verify_coupled(logits, *verification, *sampling)
+        if self.rejection:
+            self.verified = verify_by_rejection(plan, trees, logits, verification, sampling, self.ids)
+        else:
+            self.verified = kernels.verify_coupled(logits, *verification, *sampling)
         return self.verified
 
     def observe(self, plan, trees, paths, offsets, features, seconds: float) -> None:
@@ -284,8 +300,13 @@ class Lanes:
             if not all(0 <= t < self.vocab for t in tokens):
                 self.recoveries["rollback"].seconds.append(0.0)
             elif tokens:
-                self.next[sequence] = Tree(tokens, matched.parents[k, : len(tokens)].tolist())
-                self.next[sequence].origin = "hit" if int(matched.branch[k]) >= 0 else "fallback"
+                tree = self.next[sequence] = Tree(tokens, matched.parents[k, : len(tokens)].tolist())
+                branch, slot = int(matched.branch[k]), self.slot_of[sequence]
+                tree.origin = "hit" if branch >= 0 else "fallback"
+                tree.kind = Kind(int(matched.kinds[k])) if branch >= 0 else Kind.DETERMINISTIC
+                if tree.kind == Kind.SAMPLED:
+                    q = self.cache.q[int(self.cache.active[slot]), slot, branch, : len(tokens)].clone()
+                    tree.q = dict(zip(tree.parents, q, strict=True))
 
     def keep(self, plan, paths, offsets, features) -> None:
         """Remember the target's features of a pass."""

@@ -46,9 +46,6 @@ class NgramProposer:
     steps = 0
     ids = None
 
-    def kind(self, params) -> Kind:
-        return Kind.DETERMINISTIC
-
     def __init__(self):
         self.histories: dict[object, History] = {}
 
@@ -61,6 +58,7 @@ class NgramProposer:
         history.extend(sequence.tokens[len(history.tokens) : sequence.num_tokens].tolist())
         length, ends = history.continuations(policy.width)
         tree, keep = Tree(), thresholds[0]
+        tree.kind = Kind.DETERMINISTIC
         for rank, end in enumerate(ends):
             node, score = -1, 1.0
             for at in range(end, min(end + limit, len(history.tokens))):
@@ -78,7 +76,9 @@ class NgramProposer:
         tokens = sequence.tokens[: sequence.num_tokens].tolist() + new
         history.extend(tokens[len(history.tokens) :])
         _, ends = history.continuations(1)
-        return Tree(history.tokens[ends[0] : ends[0] + max(limit, 0)] if ends else ())
+        tree = Tree(history.tokens[ends[0] : ends[0] + max(limit, 0)] if ends else ())
+        tree.kind = Kind.DETERMINISTIC
+        return tree
 
     def accept(self, sequences, trees, paths) -> None:
         """Nothing to do: the text is read again."""

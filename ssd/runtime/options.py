@@ -10,7 +10,7 @@ DEFAULT_KV_TOKENS = 32768
 MODES = ("ar", "sd", "ssd", "auto")
 VERIFY = ("coupled", "rejection")
 MAX_NODES = 63  # tokens of a speculation; with the root one mask word
-MAX_ROWS = 256  # nodes of a draft's forest
+MAX_ROWS = 512  # nodes of a draft's forest
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class SpeculationOptions:
     verify: "coupled" (the tokens of plain decoding) or "rejection" (the published rule: other tokens, of the same
     distribution). saguaro: with rejection, scale of the draft's likeliest probabilities, in [0, 1]; 1 leaves them.
     branches: outcomes that ssd prepares for in a round. draft_threads: of ssd's draft, as EngineOptions.threads.
+    lockstep: both lanes of ssd take turns in one thread, so that the draft always finishes: to study, not to be fast.
     """
 
     mode: str = "ar"
@@ -37,6 +38,7 @@ class SpeculationOptions:
     saguaro: float = 1.0
     branches: int = 12
     draft_threads: int | list[int] | None = None
+    lockstep: bool = False
 
     def __post_init__(self):
         if self.mode not in MODES:
@@ -54,10 +56,10 @@ class SpeculationOptions:
                 f"k: got {self.k} tokens by tree_width {self.tree_width}, wanted at most {MAX_NODES} nodes"
             )
 
-        check_integer("branches", self.branches, "1 to 64", lambda x: 1 <= x <= 64)
+        check_integer("branches", self.branches, "1 to 128", lambda x: 1 <= x <= 128)
         if self.mode in ("ssd", "auto"):
-            if self.mode == "ssd" and self.verify != "coupled":
-                raise ValueError("verify: got 'rejection', wanted 'coupled' for mode 'ssd'")
+            if self.mode == "ssd" and self.verify == "rejection" and self.tree_width > 1:
+                raise ValueError(f"tree_width: got {self.tree_width}, wanted 1 for rejection in mode 'ssd'")
             rows = self.depth * self.tree_width + self.branches * (1 + self.depth * self.tree_width)
             if rows > MAX_ROWS:
                 raise ValueError(

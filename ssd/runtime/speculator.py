@@ -16,7 +16,7 @@ class Speculator:
     """Between an engine and a proposer.
 
     proposer: propose(sequences, limits, thresholds, policy) -> trees, accept(sequences, trees, paths),
-    keep_features(plan, offsets, features, paths), release(sequence), kind(params), ids, layers, steps. rejection:
+    keep_features(plan, offsets, features, paths), release(sequence), ids, layers, steps. rejection:
     verify by rejection sampling in place of the coupled rule.
     """
 
@@ -57,19 +57,7 @@ class Speculator:
         """Verified for the sequences of the plan that sample."""
         if not self.rejection:
             return kernels.verify_coupled(logits, *verification, *sampling)
-        places = [i for i, work in enumerate(plan) if work.samples]
-        kinds = [self.proposer.kind(plan[i].sequence.params) if trees[i] else Kind.DETERMINISTIC for i in places]
-        q = None
-        if any(trees[i] and trees[i].q for i in places):
-            q = torch.zeros_like(logits)
-            for i, first in zip(places, verification.row_offsets.tolist(), strict=False):
-                for node, row in (trees[i].q if trees[i] else {}).items():
-                    if node < len(trees[i]):
-                        q[first + 1 + node].scatter_(0, self._ids(row), row)
-        return kernels.verify_rejection(logits, *verification, torch.tensor(kinds, dtype=torch.int8), q, *sampling)
-
-    def _ids(self, row) -> torch.Tensor:
-        return torch.arange(len(row)) if self.proposer.ids is None else self.proposer.ids
+        return verify_by_rejection(plan, trees, logits, verification, sampling, self.proposer.ids)
 
     def observe(self, plan, trees, paths, offsets, features, seconds: float) -> None:
         """After a pass of so many seconds, before the sequences move on. paths[i]: accepted nodes, None without a
@@ -107,3 +95,17 @@ class Speculator:
     def release(self, sequence) -> None:
         self.records.pop(sequence, None)
         self.proposer.release(sequence)
+
+
+def verify_by_rejection(plan, trees, logits, verification, sampling, ids) -> Verified:
+    """verify_rejection of trees that carry their kind and their q. ids: the target's id of each entry of q."""
+    places = [i for i, work in enumerate(plan) if work.samples]
+    kinds = [trees[i].kind if trees[i] else Kind.DETERMINISTIC for i in places]
+    q = None
+    if any(kind == Kind.SAMPLED for kind in kinds):
+        q = torch.zeros_like(logits)
+        for i, first in zip(places, verification.row_offsets.tolist(), strict=False):
+            for node, row in (trees[i].q if trees[i] else {}).items():
+                if node < len(trees[i]):
+                    q[first + 1 + node].scatter_(0, torch.arange(len(row)) if ids is None else ids, row)
+    return kernels.verify_rejection(logits, *verification, torch.tensor(kinds, dtype=torch.int8), q, *sampling)

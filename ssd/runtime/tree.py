@@ -2,16 +2,19 @@
 
 import numpy as np
 
+from ssd.kernels import Kind
+
 
 class Tree:
     """Nodes in topological order; node -1 is the root. In a verification the root is tree slot 0, node i slot i + 1.
 
     depth counts edges from the root. bits[i] has bit s set where node i sees slot s: the root, the nodes on its path
     and itself. score[i] estimates the chance that node i is accepted. origin: where it comes from: "hit" (the
-    speculation cache), "fallback" (after a miss) or "draft" (drafted while the target waited).
+    speculation cache), "fallback" (after a miss) or "draft" (drafted while the target waited). kind: how its tokens
+    were chosen, ssd.kernels.verify.Kind.
     """
 
-    origin = "draft"
+    origin, kind = "draft", Kind.COUPLED
 
     def __init__(self, tokens=(), parents=None):
         self.tokens: list[int] = []
@@ -45,7 +48,7 @@ class Tree:
     def chain(self) -> "Tree":
         """The branch of the first child of each node."""
         out, at, where = Tree(), -1, -1
-        out.origin = self.origin
+        out.origin, out.kind = self.origin, self.kind
         for i, parent in enumerate(self.parents):
             if parent == at:
                 if at in self.q:
