@@ -59,7 +59,8 @@ Tensor llama_forward(const Tensor& ids, const Tensor& positions, const Tensor& s
   Tensor mixed = fresh({rows, heads * d}), inner = fresh({rows, inner_padded});
   Tensor last = fresh({n_logits, hidden}), last_normed = fresh({n_logits, hidden}), logits = fresh({n_logits, vocab});
   const int64_t groups = std::max(rows, n_logits) * ssd::groups(std::max({hidden, heads * d, inner_padded}));
-  Tensor xq = at::empty({groups * ssd::kGroup}, at::kChar), xs = fresh({groups});
+  Tensor xq = at::empty({groups * ssd::kGroup}, at::kChar);
+  Tensor xs = at::empty({groups * int64_t(sizeof(ssd::RowGroup))}, at::kByte);
 
   std::vector<Layer> todo;
   todo.reserve(n_layers);
@@ -77,12 +78,12 @@ Tensor llama_forward(const Tensor& ids, const Tensor& positions, const Tensor& s
     l.gate_up = layer_linear("gate_up", normed, w[6], w[7], inner, 2 * inner_padded, true, false);
     l.down = layer_linear("down", inner, w[8], w[9], x, hidden, false, true);
     for (auto* a : {&l.qkv, &l.o, &l.gate_up, &l.down})
-      a->xq = xq.mutable_data_ptr<int8_t>(), a->xs = xs.mutable_data_ptr<float>();
+      a->xq = xq.mutable_data_ptr<int8_t>(), a->xs = (ssd::RowGroup*)xs.mutable_data_ptr();
     todo.push_back(l);
   }
   const auto final_norm = norm_args(norm, last, last_normed, eps);
   auto head = layer_linear("lm_head", last_normed, lm_head, Tensor(at::empty({0}, at::kFloat)), logits, vocab, false, false);
-  head.xq = xq.mutable_data_ptr<int8_t>(), head.xs = xs.mutable_data_ptr<float>();
+  head.xq = xq.mutable_data_ptr<int8_t>(), head.xs = (ssd::RowGroup*)xs.mutable_data_ptr();
 
   auto& pool = ssd::pool();
   const auto& kernel = ssd::kernels();
