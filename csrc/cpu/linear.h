@@ -93,6 +93,10 @@ SSD_INLINE void dot_int8(const int8_t* x, const RowGroup* xs, int64_t n_groups, 
         unroll<NP>(SSD_EACH(p) { sum[r * NP + p] = dot4(q[p], v, sum[r * NP + p]); });
       });
     }
+    if (g % 2) {  // two groups are 33 lines
+      unroll<NP>(SSD_EACH(p) { __builtin_prefetch(ahead.p + p * panel); });
+      ahead.next();
+    }
     unroll<NP>(SSD_EACH(p) {
       const f32x16 scale = load((const fp16*)(wg + p * panel + kGroup * kPanel));
       unroll<RT>(SSD_EACH(r) {
@@ -174,7 +178,7 @@ template <class T> inline void linear_typed(const LinearArgs& a, Team& team) {
   int64_t b0, b1;
   team.share(panels(a.n) / step, b0, b1);
   const int64_t panel = kInt8 ? groups(a.k) * kGroupBytes : a.k * kPanel * int64_t(sizeof(T));  // bytes
-  const int64_t chunk = kInt8 ? kGroupBytes / (kGroup / 4) : 64, steps = panel / chunk;         // bytes a step
+  const int64_t chunk = 64, steps = panel / chunk;                                             // bytes a step
   const int64_t most = std::max<int64_t>(step, panels_of<T>(int((a.rows + tiles - 1) / tiles)));
   float y[kRowTile * 4 * kPanel];
   for (int64_t p = b0 * step, end = b1 * step; p < end;) {
@@ -189,10 +193,14 @@ template <class T> inline void linear_typed(const LinearArgs& a, Team& team) {
         constexpr int NP = panels_of<T>(rt);
         auto ahead = [&](int n) {
           return tiles == 1 ? Ahead{here + far * chunk, chunk, steps - far, (n - 1) * panel}
-                            : Ahead{here + np * panel + steps * t / tiles * chunk, chunk / tiles};
+                            : Ahead{here + n * panel + steps * t / tiles * chunk, chunk / tiles};
         };
-        if (np == NP) tile<T, rt, NP>(a, r, p, y, ldy, ahead(NP));
-        else for (int j = 0; j < np; ++j, here += panel) tile<T, rt, 1>(a, r, p + j, y + j * kPanel, ldy, ahead(1));
+        int j = 0;
+        auto some = [&](auto n) __attribute__((always_inline)) {
+          if constexpr (n <= NP)
+            for (; j + n <= np; j += n, here += n * panel) tile<T, rt, n>(a, r, p + j, y + j * kPanel, ldy, ahead(n));
+        };
+        some(std::integral_constant<int, 4>{}), some(std::integral_constant<int, 2>{}), some(std::integral_constant<int, 1>{});
       });
       epilogue(a, r, rows, p, np, y, ldy);
     }
