@@ -49,7 +49,7 @@ class Kernels:
             "fma": lambda _: torch.ops.ssd.probe_fma(1 << 16),
         }
         before = interleave(roof, seconds=0, least=3)
-        times = interleave(candidates, seconds)
+        times = interleave(candidates, seconds, prepare={case.op: case.prepare} if case.prepare else None)
         after = interleave(roof, seconds=0, least=3, warm_up=0)
         limits = {name: spread(before[name] + after[name])["median"] for name in roof}
         bandwidth, peak = self.buffer.nbytes / limits["read"], torch.ops.ssd.probe_fma(1 << 16) / limits["fma"]

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from ssd.kernels import library
+from ssd.model.memory import Arena
 
 from . import plots, results
 from .machine import cores_of
@@ -53,8 +54,9 @@ class Linear:
         self.bytes = sum(packed[tuple(s)].nbytes for s in shapes)
         self.flops = sum(2 * n * k for n, k in shapes)
         copies = ceil(cold_bytes() / self.bytes)
-        self.passes = [[(packed[tuple(s)].clone(), s[0], s[1]) for s in shapes] for _ in range(copies)]
-        self.peers = [[(self.weights[tuple(s)].to(dtype, copy=True), s[1]) for s in shapes] for _ in range(copies)]
+        arena, plain = Arena(), {s: w.to(dtype) for s, w in self.weights.items()}
+        self.passes = [[(arena.keep(packed[tuple(s)]), s[0], s[1]) for s in shapes] for _ in range(copies)]
+        self.peers = [[(arena.keep(plain[tuple(s)]), s[1]) for s in shapes] for _ in range(copies)]
         self.buffer = buffer(cold_bytes())
 
     def measure(self, rows: int, seconds: float) -> dict:

@@ -9,6 +9,7 @@ import argparse
 import torch
 
 from ssd.kernels import library
+from ssd.model import memory
 
 from . import results
 from .machine import cores_of, last_level_cache
@@ -26,8 +27,9 @@ def bind(cores: list[int]) -> None:
 
 
 def buffer(size: int) -> torch.Tensor:
-    """At least `size` bytes of distinct pages."""
-    return torch.arange((size + 63) // 64 * 8, dtype=torch.int64)
+    """At least `size` bytes of distinct pages, huge ones where the system grants them, as weights and caches have."""
+    words = (size + 63) // 64 * 8
+    return torch.arange(words, out=memory.empty((words,), torch.int64))
 
 
 def cold_bytes() -> int:

@@ -13,12 +13,14 @@ def interleave(
     warm_up: int = 1,
     rest: float = 0.0,
     sync: Callable[[], object] | None = None,
+    prepare: dict[str, Callable[[int], object]] | None = None,
 ) -> dict[str, list[float]]:
     """Calls every candidate once a round, with the number of the round, until both limits are passed.
 
     candidates: name to a function of the round's number (to choose inputs that no cache holds).
     seconds: time to spend on all candidates together; least: rounds at the least; warm_up: rounds not counted.
     rest: seconds of sleep before each call, for thread pools that spin on after their work.
+    prepare: what to call before each call of that name, not timed.
     sync: called before and after each call, for a device that works asynchronously.
     Returns for each name the seconds of each counted round.
     """
@@ -30,6 +32,8 @@ def interleave(
         for name, call in candidates.items():
             if rest:
                 time.sleep(rest)
+            if prepare and name in prepare:
+                prepare[name](turn)
             if sync:
                 sync()
             start = time.perf_counter()

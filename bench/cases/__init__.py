@@ -20,6 +20,7 @@ class Case:
     flops: int
     check: Callable[[], bool]  # run against the reference, by the operator's own rule
     baselines: dict[str, Callable[[int], object]] = field(default_factory=dict)
+    prepare: Callable[[int], object] | None = None  # before each run, not timed
     backend: str = "cpu"
 
 

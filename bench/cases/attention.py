@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from ssd.kernels import tree_attention
+from ssd.model import memory
 
 from . import Case, copies, twice_torch
 
@@ -35,7 +36,7 @@ def cases(device: str):
     for model, (heads, kv_heads, head_dim) in MODELS.items():
         pool = max(copies(2 * 2 * PAGE * kv_heads * head_dim), max(PREFIXES) // PAGE + 4)
         block = torch.randn(2, 64, PAGE, kv_heads, head_dim).bfloat16()
-        k, v = block.repeat(1, -(-pool // 64), 1, 1, 1)
+        k, v = (memory.empty((-(-pool // 64), *b.shape), b.dtype).copy_(b).flatten(0, 1) for b in block)
         for prefix in PREFIXES:
             for rows in ROWS:
                 yield case(model, heads, k, v, prefix, rows)

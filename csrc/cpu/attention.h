@@ -175,8 +175,8 @@ void span_pass(const AttentionArgs& a, Block& b, Scratch& z, const Keys<T>& ks, 
   for (int j = 0; j < most; j += kKeys) {
     int i0 = 0;  // rows see more keys the later they come
     while (implicit[i0] <= j) ++i0;
-    const int n = std::min(kKeys, most - j), ahead = std::min(j + kKeys, most);  // memory works while this is computed
-    ks.fetch(p0 + ahead, std::min(kKeys, most - ahead), d);
+    const int n = std::min(kKeys, most - j), ahead = p0 + j + kKeys;  // memory works while this is computed
+    ks.fetch(ahead, std::clamp(b.limit[b.n - 1] - ahead, 0, kKeys), d);
     vs.fetch(p0 + j, n, d);
     scores(a, b, z, ks, p0 + j, n, i0, b.n, z.s + j, kSpan);
   }

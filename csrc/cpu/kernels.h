@@ -32,6 +32,11 @@ struct ProbeFmaArgs {  // flops[rank]: operations done; result keeps them from b
   double* flops;
 };
 
+struct RowGroup {  // 64 inputs of a row in int8
+  float scale;
+  int32_t base;  // -128 times their sum
+};
+
 struct LinearArgs {  // y = x W^T (+ bias) (+ residual); swiglu: silu(gate) * up, y of n / 2 columns
   const float* x;         // [rows, k]
   const void* w;          // packed, see ssd/packed.h
@@ -39,7 +44,7 @@ struct LinearArgs {  // y = x W^T (+ bias) (+ residual); swiglu: silu(gate) * up
   const float* residual;  // like y, or null
   float* y;               // [rows, n] or [rows, n / 2]
   int8_t* xq;             // scratch of int8: [rows, groups, 64]
-  float* xs;              // scratch of int8: [rows, groups]
+  RowGroup* xs;           // scratch of int8: [rows, groups]
   int64_t rows, n, k;
   Format format;
   bool swiglu;

@@ -11,6 +11,8 @@
 namespace ssd {
 namespace SSD_ISA {
 
+constexpr int64_t kAhead = 8192;  // bytes under way from memory
+
 SSD_INLINE int32_t load_dword(const int8_t* p) {
   int32_t v;
   std::memcpy(&v, p, 4);
@@ -22,27 +24,27 @@ SSD_INLINE int32_t load_dword(const int8_t* p) {
 struct i32x16 { __m512i v; };
 SSD_INLINE i32x16 izero() { return {_mm512_setzero_si512()}; }
 SSD_INLINE f32x16 to_f32(i32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
-struct Quad { __m512i w, corr; };
-// x + 128 is unsigned, as vpdpbusd wants it; 128 * sum(w) is taken off again (exact).
-SSD_INLINE Quad first_quad() { return {_mm512_setzero_si512(), _mm512_setzero_si512()}; }
-SSD_INLINE void load_quad(Quad& q, const int8_t* p) {
-  q.w = _mm512_loadu_si512(p);
-  q.corr = _mm512_dpbusd_epi32(q.corr, _mm512_set1_epi8(-128), q.w);
+struct Quad { __m512i w; };
+// w + 128 is unsigned, as vpdpbusd wants it; the sum begins at -128 sum(x), which makes up for it (exact).
+SSD_INLINE i32x16 first_sum(int32_t base) { return {_mm512_set1_epi32(base)}; }
+SSD_INLINE Quad load_quad(const int8_t* p) {
+  return {_mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(-128))};
 }
 SSD_INLINE i32x16 dot4(const Quad& q, int32_t x, i32x16 acc) {
-  return {_mm512_dpbusd_epi32(acc.v, _mm512_set1_epi32(x ^ int(0x80808080)), q.w)};
+  return {_mm512_dpbusd_epi32(acc.v, q.w, _mm512_set1_epi32(x))};
 }
-SSD_INLINE i32x16 finish(const Quad& q, i32x16 a) { return {_mm512_sub_epi32(a.v, q.corr)}; }
 #elif SSD_AVX2
 struct i32x16 { __m256i lo, hi; };
 SSD_INLINE i32x16 izero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 SSD_INLINE f32x16 to_f32(i32x16 a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
 // |w| times x with the sign of w: pairs stay below 2^15, since both are within +-127 (exact).
 struct Quad { __m256i lo, hi, alo, ahi; };
-SSD_INLINE Quad first_quad() { return {izero().lo, izero().lo, izero().lo, izero().lo}; }
-SSD_INLINE void load_quad(Quad& q, const int8_t* p) {
+SSD_INLINE i32x16 first_sum(int32_t) { return izero(); }
+SSD_INLINE Quad load_quad(const int8_t* p) {
+  Quad q;
   q.lo = _mm256_loadu_si256((const __m256i*)p), q.hi = _mm256_loadu_si256((const __m256i*)p + 1);
   q.alo = _mm256_abs_epi8(q.lo), q.ahi = _mm256_abs_epi8(q.hi);
+  return q;
 }
 SSD_INLINE i32x16 dot4(const Quad& q, int32_t x, i32x16 acc) {
   const __m256i one = _mm256_set1_epi16(1), v = _mm256_set1_epi32(x);
@@ -50,7 +52,6 @@ SSD_INLINE i32x16 dot4(const Quad& q, int32_t x, i32x16 acc) {
   __m256i hi = _mm256_maddubs_epi16(q.ahi, _mm256_sign_epi8(v, q.hi));
   return {_mm256_add_epi32(acc.lo, _mm256_madd_epi16(lo, one)), _mm256_add_epi32(acc.hi, _mm256_madd_epi16(hi, one))};
 }
-SSD_INLINE i32x16 finish(const Quad&, i32x16 a) { return a; }
 #else
 struct i32x16 { int32_t v[16]; };
 SSD_INLINE i32x16 izero() { return {}; }
@@ -60,8 +61,8 @@ SSD_INLINE f32x16 to_f32(i32x16 a) {
   return r;
 }
 struct Quad { const int8_t* w; };
-SSD_INLINE Quad first_quad() { return {nullptr}; }
-SSD_INLINE void load_quad(Quad& q, const int8_t* p) { q.w = p; }
+SSD_INLINE i32x16 first_sum(int32_t) { return izero(); }
+SSD_INLINE Quad load_quad(const int8_t* p) { return {p}; }
 SSD_INLINE i32x16 dot4(const Quad& q, int32_t x, i32x16 acc) {
   int8_t b[4];
   std::memcpy(b, &x, 4);
@@ -69,36 +70,45 @@ SSD_INLINE i32x16 dot4(const Quad& q, int32_t x, i32x16 acc) {
     for (int j = 0; j < 4; ++j) acc.v[i] += int(q.w[4 * i + j]) * int(b[j]);
   return acc;
 }
-SSD_INLINE i32x16 finish(const Quad&, i32x16 a) { return a; }
 #endif
 
 template <int RT, int NP>
-SSD_INLINE void dot_int8(const int8_t* x, int64_t ldx, const float* xs, int64_t n_groups, const int8_t* w, float* y,
-                         int64_t ldy, Ahead ahead) {
+SSD_INLINE void dot_int8(const int8_t* x, const RowGroup* xs, int64_t n_groups, const int8_t* w, float* y, int64_t ldy,
+                         Ahead ahead) {
+  const int64_t panel = n_groups * kGroupBytes, ldx = n_groups * kGroup;
   f32x16 acc[RT * NP];
   unroll<RT * NP>(SSD_EACH(i) { acc[i] = zero(); });
-  for (int64_t g = 0; g < n_groups; ++g)
-    unroll<NP>(SSD_EACH(p) {
-      const int8_t* wg = w + (p * n_groups + g) * kGroupBytes;
-      const int8_t* xg = x + g * kGroup;
-      i32x16 sum[RT];
-      unroll<RT>(SSD_EACH(r) { sum[r] = izero(); });
-      Quad q = first_quad();
-      for (int j = 0; j < kGroup / 4; ++j, ahead.p += ahead.step) {
-        __builtin_prefetch(ahead.p);
-        load_quad(q, wg + 64 * j);
-        unroll<RT>(SSD_EACH(r) { sum[r] = dot4(q, load_dword(xg + r * ldx + 4 * j), sum[r]); });
-      }
-      const f32x16 scale = load((const fp16*)(wg + kGroup * kPanel));
+  for (int64_t g = 0; g < n_groups; ++g) {
+    const int8_t *wg = w + g * kGroupBytes, *xg = x + g * kGroup;
+    i32x16 sum[RT * NP];
+    unroll<RT>(SSD_EACH(r) {
+      unroll<NP>(SSD_EACH(p) { sum[r * NP + p] = first_sum(xs[r * n_groups + g].base); });
+    });
+    for (int j = 0; j < kGroup / 4; ++j, ahead.next()) {
+      unroll<NP>(SSD_EACH(p) { __builtin_prefetch(ahead.p + p * panel); });
+      Quad q[NP];
+      unroll<NP>(SSD_EACH(p) { q[p] = load_quad(wg + p * panel + 64 * j); });
       unroll<RT>(SSD_EACH(r) {
-        acc[r * NP + p] = fma(to_f32(finish(q, sum[r])), scale * set1(xs[r * n_groups + g]), acc[r * NP + p]);
+        const int32_t v = load_dword(xg + r * ldx + 4 * j);
+        unroll<NP>(SSD_EACH(p) { sum[r * NP + p] = dot4(q[p], v, sum[r * NP + p]); });
+      });
+    }
+    if (g % 2) {  // two groups are 33 lines
+      unroll<NP>(SSD_EACH(p) { __builtin_prefetch(ahead.p + p * panel); });
+      ahead.next();
+    }
+    unroll<NP>(SSD_EACH(p) {
+      const f32x16 scale = load((const fp16*)(wg + p * panel + kGroup * kPanel));
+      unroll<RT>(SSD_EACH(r) {
+        acc[r * NP + p] = fma(to_f32(sum[r * NP + p]), scale * set1(xs[r * n_groups + g].scale), acc[r * NP + p]);
       });
     });
+  }
   unroll<RT>(SSD_EACH(r) { unroll<NP>(SSD_EACH(p) { store(y + r * ldy + p * kPanel, acc[r * NP + p]); }); });
 }
 
 // Rows to int8 with one scale per 64 inputs (largest magnitude / 127), to nearest even.
-inline void quantise(const float* x, int64_t rows, int64_t k, int8_t* q, float* scales, Team& team) {
+inline void quantise(const float* x, int64_t rows, int64_t k, int8_t* q, RowGroup* out, Team& team) {
   const int64_t n_groups = groups(k);
   int64_t i0, i1;
   team.share(rows * n_groups, i0, i1);
@@ -111,13 +121,14 @@ inline void quantise(const float* x, int64_t rows, int64_t k, int8_t* q, float* 
       top = max(top, max(v[j], zero() - v[j]));
     }
     const float amax = reduce_max(top);
-    scales[i] = amax / 127.f;
+    int32_t sum = 0;
     const f32x16 inv = set1(amax > 0 ? 127.f / amax : 0.f), magic = set1(12582912.f);
     for (int j = 0; j < 4; ++j) {
       uint32_t t[16];
       store((float*)t, fma(v[j], inv, magic));  // the integer, in the low bits
-      for (int l = 0; l < 16; ++l) q[i * kGroup + 16 * j + l] = int8_t(t[l]);
+      for (int l = 0; l < 16; ++l) sum += q[i * kGroup + 16 * j + l] = int8_t(t[l]);
     }
+    out[i] = {amax / 127.f, -128 * sum};
   }
 }
 
@@ -126,8 +137,7 @@ template <class T, int RT, int NP>
 SSD_INLINE void tile(const LinearArgs& a, int64_t r, int64_t p, float* y, int64_t ldy, Ahead ahead) {
   if constexpr (std::is_same_v<T, int8_t>) {
     const int64_t g = groups(a.k);
-    dot_int8<RT, NP>(a.xq + r * g * kGroup, g * kGroup, a.xs + r * g, g, (const int8_t*)a.w + p * g * kGroupBytes, y, ldy,
-                     ahead);
+    dot_int8<RT, NP>(a.xq + r * g * kGroup, a.xs + r * g, g, (const int8_t*)a.w + p * g * kGroupBytes, y, ldy, ahead);
   } else {
     dot<T, RT, NP, true>(a.x + r * a.k, a.k, (const T*)a.w + p * a.k * kPanel, a.k * kPanel, a.k, y, ldy, ahead);
   }
@@ -152,28 +162,45 @@ inline void epilogue(const LinearArgs& a, int64_t r, int rows, int64_t p, int np
     }
 }
 
+// Panels taken together with so many rows.
+template <class T> constexpr int panels_of(int rows) {
+  if (!std::is_same_v<T, int8_t>) return panels_with(rows);
+#if SSD_AVX512
+  return rows <= 3 ? 4 : rows <= 6 ? 2 : 1;  // an integer sum beside each accumulator
+#else
+  return 1;
+#endif
+}
+
 template <class T> inline void linear_typed(const LinearArgs& a, Team& team) {
   constexpr bool kInt8 = std::is_same_v<T, int8_t>;
   const int64_t step = a.swiglu ? 2 : 1, tiles = (a.rows + kRowTile - 1) / kRowTile;
   int64_t b0, b1;
   team.share(panels(a.n) / step, b0, b1);
   const int64_t panel = kInt8 ? groups(a.k) * kGroupBytes : a.k * kPanel * int64_t(sizeof(T));  // bytes
-  const int64_t chunk = kInt8 ? 64 : kPanel * sizeof(T);                                      // bytes a step
+  const int64_t chunk = 64, steps = panel / chunk;                                             // bytes a step
+  const int64_t most = std::max<int64_t>(step, panels_of<T>(int((a.rows + tiles - 1) / tiles)));
   float y[kRowTile * 4 * kPanel];
   for (int64_t p = b0 * step, end = b1 * step; p < end;) {
-    // few rows need several panels for enough independent chains of fma; integer sums do not
-    const int np = int(std::min<int64_t>(end - p, kInt8 ? step : a.rows == 1 ? 4 : a.rows <= kRowTile / 2 ? 2 : step));
+    const int np = int(std::min<int64_t>(end - p, most));
     for (int64_t t = 0; t < tiles; ++t) {
       const int64_t r = a.rows * t / tiles, ldy = np * kPanel;
       const int rows = int(a.rows * (t + 1) / tiles - r);
-      // one tile reads on in its panel; several fetch the next panel together, so that memory is always busy
-      const char* next = (const char*)a.w + p * panel;
-      Ahead ahead = tiles == 1 ? Ahead{next + (kInt8 ? 2 * kGroupBytes : 1024), chunk}
-                               : Ahead{next + np * panel + panel * t / tiles, chunk / tiles};
+      // one tile reads on in its panels, then in the next; several fetch the next together: memory is always busy
+      const char* here = (const char*)a.w + p * panel;
+      const int64_t far = std::min<int64_t>(kAhead / np / 64, steps);
       with_rows(rows, SSD_EACH(rt) {
-        constexpr int NP = kInt8 ? 1 : rt == 1 ? 4 : rt <= kRowTile / 2 ? 2 : 1;
-        if (np == NP) tile<T, rt, NP>(a, r, p, y, ldy, ahead);
-        else for (int j = 0; j < np; ++j, ahead.p += panel) tile<T, rt, 1>(a, r, p + j, y + j * kPanel, ldy, ahead);
+        constexpr int NP = panels_of<T>(rt);
+        auto ahead = [&](int n) {
+          return tiles == 1 ? Ahead{here + far * chunk, chunk, steps - far, (n - 1) * panel}
+                            : Ahead{here + n * panel + steps * t / tiles * chunk, chunk / tiles};
+        };
+        int j = 0;
+        auto some = [&](auto n) __attribute__((always_inline)) {
+          if constexpr (n <= NP)
+            for (; j + n <= np; j += n, here += n * panel) tile<T, rt, n>(a, r, p + j, y + j * kPanel, ldy, ahead(n));
+        };
+        some(std::integral_constant<int, 4>{}), some(std::integral_constant<int, 2>{}), some(std::integral_constant<int, 1>{});
       });
       epilogue(a, r, rows, p, np, y, ldy);
     }

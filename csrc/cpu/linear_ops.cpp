@@ -122,9 +122,9 @@ Tensor run_linear(const Tensor& x, const Tensor& packed, int64_t n, const std::o
   }
   const int64_t scratch = a.format == ssd::Format::int8 ? a.rows * ssd::groups(a.k) : 0;
   Tensor y = at::empty({a.rows, columns}, at::kFloat), xq = at::empty({scratch * kGroup}, at::kChar);
-  Tensor xs = at::empty({scratch}, at::kFloat);
+  Tensor xs = at::empty({scratch * int64_t(sizeof(ssd::RowGroup))}, at::kByte);
   a.x = x.const_data_ptr<float>(), a.y = y.mutable_data_ptr<float>();
-  a.xq = xq.mutable_data_ptr<int8_t>(), a.xs = xs.mutable_data_ptr<float>();
+  a.xq = xq.mutable_data_ptr<int8_t>(), a.xs = (ssd::RowGroup*)xs.mutable_data_ptr();
   ssd::pool().run([&](ssd::Team& team) { ssd::kernels().linear(a, team); });
   return y;
 }

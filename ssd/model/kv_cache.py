@@ -4,10 +4,13 @@ from collections import Counter
 
 import torch
 
+from . import memory
+
 
 class KVCache:
     """Keys and values of all layers: k, v [layers, num_pages, page_size, kv_heads, head_dim], not initialised:
-    memory that no token has reached yet is not touched.
+    memory that no token has come near yet is not touched. On the CPU in huge pages, since pages of a request lie
+    anywhere.
 
     A page holds the same page_size tokens in every layer, so one page table serves them all.
     Raises ValueError on a size below 1 and MemoryError when the memory is not there.
@@ -29,9 +32,11 @@ class KVCache:
                 raise ValueError(f"{name}: got {size}, wanted at least 1")
         self.num_pages, self.page_size = num_pages, page_size
         try:
-            self.k = torch.empty(shape, dtype=dtype, device=device)
-            self.v = torch.empty(shape, dtype=dtype, device=device)
-        except RuntimeError as e:  # torch has no MemoryError of its own on the CPU
+            if torch.device(device).type == "cpu":
+                self.k, self.v = memory.empty(shape, dtype), memory.empty(shape, dtype)
+            else:
+                self.k, self.v = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
+        except (MemoryError, RuntimeError) as e:  # torch has no MemoryError of its own
             gib = 2 * torch.Size(shape).numel() * dtype.itemsize / 2**30
             raise MemoryError(
                 f"no memory for a KV cache of {num_pages * page_size} tokens ({gib:.1f} GiB): ask for fewer"

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from .config import LlamaConfig, read_json
+from .memory import Arena
 from .safetensors_file import SafetensorsFile
 
 BLOCK = 16  # gate and up alternate in blocks of this many rows, which is also a panel of a packed weight
@@ -141,17 +142,19 @@ def concatenated(parts: list[torch.Tensor]) -> Rows:
     return rows
 
 
-def pack_rows(rows: Rows, n: int, pack: Pack) -> torch.Tensor:
-    """pack of float32 rows(0, n), a few rows at a time: the first dimension of a packed weight counts panels of 16."""
+def pack_rows(rows: Rows, n: int, pack: Pack, arena: Arena) -> torch.Tensor:
+    """pack of float32 rows(0, n), a few rows at a time: the first dimension of a packed weight counts panels of 16.
+
+    On the CPU the result lies in the arena.
+    """
     k = rows(0, 1).shape[1]
     step = max(2 * BLOCK, CHUNK // k // (2 * BLOCK) * 2 * BLOCK)
     packed = None
     for i in range(0, n, step):
         part = pack(rows(i, min(i + step, n)).float().contiguous())
-        if n <= step:
-            return part
         if packed is None:
-            packed = part.new_empty(-(-n // BLOCK), *part.shape[1:])
+            shape = (-(-n // BLOCK), *part.shape[1:])
+            packed = arena.empty(shape, part.dtype) if part.device.type == "cpu" else part.new_empty(shape)
         packed[i // BLOCK : i // BLOCK + len(part)] = part
     return packed
 
@@ -170,7 +173,7 @@ def load_weights(
     checkpoint's. Raises ValueError as Checkpoint does.
     """
     checkpoint = source if isinstance(source, Checkpoint) else Checkpoint(source)
-    shapes, folder = shapes or tensor_shapes(config), checkpoint.folder
+    shapes, folder, arena = shapes or tensor_shapes(config), checkpoint.folder, Arena()
     for name, shape in shapes.items():
         checkpoint.check(name, shape)
     for name in checkpoint.where:
@@ -185,16 +188,16 @@ def load_weights(
 
     def packed(*names):
         parts = [get(name) for name in names]
-        return pack_rows(concatenated(parts), sum(map(len, parts)), pack)
+        return pack_rows(concatenated(parts), sum(map(len, parts)), pack, arena)
 
     def packed_pair(gate, up):
         gate, up = get(gate), get(up)
         n = 2 * (len(gate) + -len(gate) % BLOCK)
-        return pack_rows(lambda i, j: interleave(gate[i // 2 : -(-j // 2)], up[i // 2 : -(-j // 2)]), n, pack)
+        return pack_rows(lambda i, j: interleave(gate[i // 2 : -(-j // 2)], up[i // 2 : -(-j // 2)]), n, pack, arena)
 
     def packed_down(name):
         down = get(name)
-        return pack_rows(lambda i, j: pad_rows(down[i:j].T).T, len(down), pack)
+        return pack_rows(lambda i, j: pad_rows(down[i:j].T).T, len(down), pack, arena)
 
     def layer(i):
         attention, mlp = f"model.layers.{i}.self_attn.", f"model.layers.{i}.mlp."
