@@ -13,8 +13,9 @@ from pathlib import Path
 
 import torch
 import triton
+from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction
 
 from ssd.kernels.kv_copy.triton import kv_copy
@@ -69,8 +70,9 @@ def recorded():
         JITFunction.run = kept
 
 
-def compile_launch(launch: Launch, arch: int):
-    """The compiled kernel, specialised as a launch with these arguments would be (pointers divisible by 16)."""
+def source_of(launch: Launch) -> ASTSource:
+    """The kernel specialised as a launch with these arguments would be: pointers divisible by 16, and a number that is
+    1 made a constant."""
     signature, constants, attrs = {}, {}, {}
     for i, param in enumerate(launch.kernel.params):
         value = launch.args[param.name]
@@ -85,8 +87,23 @@ def compile_launch(launch: Launch, arch: int):
                 attrs[(i,)] = [["tt.divisibility", 16]]
         else:
             signature[param.name] = "fp32"
-    source = ASTSource(launch.kernel, signature, constants, attrs)
-    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=launch.options)
+    return ASTSource(launch.kernel, signature, constants, attrs)
+
+
+def compile_launch(launch: Launch, arch: int):
+    return triton.compile(source_of(launch), target=GPUTarget("cuda", arch, 32), options=launch.options)
+
+
+def lower(launch: Launch, arch: int):
+    """The first step of compiling, which is quick: from Python to Triton's own language, with its types checked."""
+    target, source, context = GPUTarget("cuda", arch, 32), source_of(launch), ir.context()
+    backend = make_backend(target)
+    options = backend.parse_options({**source.parse_options(), **launch.options})
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    return source.make_ir(
+        target, options, backend.get_codegen_implementation(options), backend.get_module_map(), context
+    )
 
 
 def disassemble(compiled) -> dict:
