@@ -28,9 +28,7 @@ setup(
             "ssd._C",
             sources + (sorted(glob.glob("csrc/cuda/*.cu")) if cuda else []),
             include_dirs=[os.path.abspath("csrc/include"), os.path.abspath("csrc")],
-            extra_compile_args={"cxx": flags, "nvcc": ["-std=c++20", "-O3"]}
-            if cuda
-            else flags,
+            extra_compile_args={"cxx": flags, "nvcc": ["-std=c++20", "-O3"]} if cuda else flags,
         )
     ],
     cmdclass={"build_ext": BuildExtension.with_options(no_python_abi_suffix=True)},

@@ -27,7 +27,7 @@ from ssd.kernels.top_f.triton import top_f
 from ssd.kernels.tree_attention.triton import tree_attention
 from ssd.kernels.verify.triton import verify_coupled
 
-from .kernel_report_shapes import MODELS, Model
+from .kernel_report_shapes import MODELS, Model, attention_cost, instructions
 
 TYPES = {
     torch.float32: "fp32",
@@ -116,15 +116,13 @@ def disassemble(compiled) -> dict:
             for flag in ("-sass", "-res-usage")
         )
     spilled = re.search(r"\b(STL|LDL)\b", sass)
-    mma = sorted(set(re.findall(r"\b((?:HMMA|HGMMA|UTCHMMA|IMMA|QGMMA)[.\w]*)", sass)))
     registers, stack = (int(re.search(rf"\b{k}:(\d+)", usage)[1]) for k in ("REG", "STACK"))
     return {
         "registers": registers,
         "spill_bytes": stack if spilled else 0,
         "stack_bytes": stack,
         "shared_bytes": compiled.metadata.shared,
-        "mma": mma,
-        "wide_loads": len(re.findall(r"\b(?:LDG|LDGSTS)\S*\.128\b", sass)),
+        **instructions(sass),
     }
 
 
@@ -157,19 +155,17 @@ class Case:
 
 
 def attention(model: Model, dtype: torch.dtype, batch: int, rows: int, prefix: int, tree: bool) -> Case:
-    m, size, total = model, dtype.itemsize, batch * rows
+    m, total = model, batch * rows
     cache = meta(batch * prefix // 16 + 8, 16, m.kv_heads, m.head_dim, dtype=dtype)
     mask = longs(total, 1) if tree else None
     with recorded() as launches:
         table = ints(batch, -(-(prefix + rows) // 16))
         q = meta(total, m.heads, m.head_dim, dtype=dtype)
         tree_attention(q, cache, cache, table, ints(batch), ints(batch + 1), mask, m.head_dim**-0.5)
-    keys = batch * (prefix + rows)
-    moved = 2 * keys * m.kv_heads * m.head_dim * size + 2 * total * m.heads * m.head_dim * size + 8 * total * tree
     kind = "tree" if tree else "chain"
     shape = f"{m.name} {kind} batch {batch} rows {rows} prefix {prefix}"
-    flops = 4 * total * m.heads * m.head_dim * (prefix + rows)
-    return Case(shape, str(dtype).split(".")[1], m.head_dim, moved, flops, launches)
+    cost = attention_cost(m, batch, rows, prefix, dtype.itemsize, tree)
+    return Case(shape, str(dtype).split(".")[1], m.head_dim, launches=launches, **cost)
 
 
 def product(model: Model, format: str, layer: str, rows: int) -> Case:

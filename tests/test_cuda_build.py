@@ -49,9 +49,12 @@ def test_sources_are_all_and_architectures_those_with_the_instructions(extension
     assert archs and all("_80" in flag or "_90" in flag for flag in archs)
 
 
-# Those that include torch or hold few kernels; the instances of attention are compiled by test_cuda_compile.
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("source", ["ops.cu", "cache.cu"])
+# The instances of attention, of which some are compiled by test_cuda_compile too, and torch's headers take minutes.
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("ops.cu", "attention_bf16.cu", "attention_fp16.cu")]
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("source", ["cache.cu", *SLOW])
 def test_a_source_compiles_with_the_flags_of_setup(extension, source, tmp_path):
     command = ["nvcc", *extension.flags, "-c", f"csrc/cuda/{source}", "-o", str(tmp_path / "object.o")]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
