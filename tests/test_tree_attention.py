@@ -60,6 +60,8 @@ def test_random_batches(data):
 @pytest.mark.parametrize("num_words", [2, 4, 8])
 def test_forest_rows_see_their_own_branch(attend, num_words):
     """The newest depth of M branches by K steps: slot i * M + m is step i of branch m."""
+    if attend.name == "cuda_host" and num_words > 2:
+        pytest.skip("slow under sanitizers")
     m, steps = 8 * num_words, 8
     seen = torch.zeros(m, 64 * num_words, dtype=torch.bool)
     for branch in range(m):
@@ -108,7 +110,7 @@ def test_a_tree_row_equals_the_decoded_row(attend, prefix):
     case = make_case([prefix], [24], 6, 2, 64, torch.bfloat16, mask=tree_mask([parents], 1))
     out = attend(*case.args(), scale=0.125)[0]
     seen, flat_k, flat_v = ancestors(parents), case.k.flatten(0, 1), case.v.flatten(0, 1)
-    for row in range(0, 24, 1 if attend.name == "cpu" else 5):
+    for row in range(0, 24, 11 if attend.name == "cuda_host" else 1):
         index = torch.cat([torch.arange(prefix), prefix + seen[row].nonzero()[:, 0]])
         slots = case.page_table[0, index // 16].long() * 16 + index % 16
         pages = -(-len(index) // 16)
