@@ -216,6 +216,7 @@ def cases(quick: bool) -> list[Case]:
         small, large = MODELS["Llama-1B"], MODELS["Llama-8B"]
         return [
             *(attention(m, torch.bfloat16, 1, 8, 4096, tree) for m, tree in ((small, True), (large, False))),
+            *(attention(large, torch.bfloat16, 1, 8, prefix, True) for prefix in (128, 4096)),
             product(large, "bf16", "qkv", 8),
             product(small, "int8", "gate_up", 8),
         ]
@@ -228,6 +229,10 @@ def cases(quick: bool) -> list[Case]:
             found += [attention(m, dtype, *size) for size in ((1, 1, 4096, False), (1, 512, 4096, False))]
         for format in ("bf16", "int8", *["fp16"] * (m.head_dim == 128)):
             found += [product(m, format, layer, rows) for layer in m.layers for rows in (8, 64, 512)]
+    for d in (80, 96):
+        m = Model(f"32 heads of {d}, 8 of KV", 32 * d, 32, 8, d, 0, 0, 0)
+        found += [attention(m, torch.bfloat16, *size) for size in ((1, 8, 4096, True), (32, 8, 4096, True))]
+        found += [attention(m, torch.bfloat16, *size) for size in ((1, 8, 128, True), (1, 512, 4096, False))]
     return found + others(MODELS["Llama-8B"], 8)
 
 
