@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .kernel_report_shapes import MODELS, Model
+from .kernel_report_shapes import MODELS, Model, attention_cost, instructions
 
 ROOT = Path(__file__).parent.parent
 HEAD_DIMS = (64, 80, 96, 128, 256)
@@ -50,7 +50,7 @@ def span(t: str, d: int, wm: int) -> Kernel:
     batch, rows, prefix = SHAPES[wm]
     of_dim = {m.head_dim: m for m in (MODELS["Llama-1B"], MODELS["Llama-8B"])}
     m = of_dim.get(d) or Model(f"32 heads of {d}, 8 of KV", 32 * d, 32, 8, d, 0, 0, 0)
-    keys, shape = prefix + rows, f"AttentionShape<{t}, {d}, {wm}>"
+    shape = f"AttentionShape<{t}, {d}, {wm}>"
     return Kernel(
         f"tree_attention_span_kernel, {16 * wm} rows a tile",
         "attention_dispatch.cuh",
@@ -60,8 +60,7 @@ def span(t: str, d: int, wm: int) -> Kernel:
         DTYPES[t],
         d,
         f"{m.name} tree batch {batch} rows {rows} prefix {prefix}",
-        bytes=batch * (4 * keys * m.kv_heads * d + 4 * rows * m.heads * d + 8 * rows),
-        flops=batch * 4 * rows * m.heads * d * keys,
+        **attention_cost(m, batch, rows, prefix, 2, True),
     )
 
 
@@ -151,8 +150,7 @@ def rows(archs: tuple[int, ...], quick: bool = False) -> Iterator[dict]:
                 "spill_bytes": stores + loads,
                 "stack_bytes": stack,
                 "shared_bytes": dynamic,
-                "mma": sorted(set(re.findall(r"\bHMMA[.\w]*", code))),
-                "wide_loads": len(re.findall(r"\b(?:LDG|LDGSTS)\.\S*128\b", code)),
+                **instructions(code),
                 "bytes": k.bytes,
                 "flops": k.flops,
             }

@@ -1,5 +1,6 @@
-"""The models whose shapes the kernel report names."""
+"""What the forms of the kernel report share: the models that it names, costs, and how machine code is read."""
 
+import re
 from dataclasses import dataclass
 
 
@@ -35,3 +36,20 @@ MODELS = {
         Model("Llama-70B of 4 ranks", 8192, 16, 2, 128, 7168, 80, 128256),
     )
 }
+
+
+def attention_cost(m: Model, batch: int, rows: int, prefix: int, size: int, tree: bool) -> dict[str, int]:
+    """bytes: of K, V, queries, output and mask, elements of `size` bytes; flops: of the two products."""
+    keys, queries = batch * (prefix + rows) * m.kv_heads * m.head_dim, batch * rows * m.heads * m.head_dim
+    return {
+        "bytes": 2 * keys * size + 2 * queries * size + 8 * batch * rows * tree,
+        "flops": 4 * queries * (prefix + rows),
+    }
+
+
+def instructions(sass: str) -> dict:
+    """Tensor-core instructions by name, and how many loads of 128 bits from global memory."""
+    return {
+        "mma": sorted(set(re.findall(r"\b((?:HMMA|HGMMA|UTCHMMA|IMMA|QGMMA)[.\w]*)", sass))),
+        "wide_loads": len(re.findall(r"\b(?:LDG|LDGSTS)\.\S*128\b", sass)),
+    }

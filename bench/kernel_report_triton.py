@@ -13,8 +13,9 @@ from pathlib import Path
 
 import torch
 import triton
+from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction
 
 from ssd.kernels.kv_copy.triton import kv_copy
@@ -26,7 +27,7 @@ from ssd.kernels.top_f.triton import top_f
 from ssd.kernels.tree_attention.triton import tree_attention
 from ssd.kernels.verify.triton import verify_coupled
 
-from .kernel_report_shapes import MODELS, Model
+from .kernel_report_shapes import MODELS, Model, attention_cost, instructions
 
 TYPES = {
     torch.float32: "fp32",
@@ -69,8 +70,9 @@ def recorded():
         JITFunction.run = kept
 
 
-def compile_launch(launch: Launch, arch: int):
-    """The compiled kernel, specialised as a launch with these arguments would be (pointers divisible by 16)."""
+def source_of(launch: Launch) -> ASTSource:
+    """The kernel specialised as a launch with these arguments would be: pointers divisible by 16, and a number that is
+    1 made a constant."""
     signature, constants, attrs = {}, {}, {}
     for i, param in enumerate(launch.kernel.params):
         value = launch.args[param.name]
@@ -85,8 +87,23 @@ def compile_launch(launch: Launch, arch: int):
                 attrs[(i,)] = [["tt.divisibility", 16]]
         else:
             signature[param.name] = "fp32"
-    source = ASTSource(launch.kernel, signature, constants, attrs)
-    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=launch.options)
+    return ASTSource(launch.kernel, signature, constants, attrs)
+
+
+def compile_launch(launch: Launch, arch: int):
+    return triton.compile(source_of(launch), target=GPUTarget("cuda", arch, 32), options=launch.options)
+
+
+def lower(launch: Launch, arch: int):
+    """The first step of compiling, which is quick: from Python to Triton's own language, with its types checked."""
+    target, source, context = GPUTarget("cuda", arch, 32), source_of(launch), ir.context()
+    backend = make_backend(target)
+    options = backend.parse_options({**source.parse_options(), **launch.options})
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    return source.make_ir(
+        target, options, backend.get_codegen_implementation(options), backend.get_module_map(), context
+    )
 
 
 def disassemble(compiled) -> dict:
@@ -99,15 +116,13 @@ def disassemble(compiled) -> dict:
             for flag in ("-sass", "-res-usage")
         )
     spilled = re.search(r"\b(STL|LDL)\b", sass)
-    mma = sorted(set(re.findall(r"\b((?:HMMA|HGMMA|UTCHMMA|IMMA|QGMMA)[.\w]*)", sass)))
     registers, stack = (int(re.search(rf"\b{k}:(\d+)", usage)[1]) for k in ("REG", "STACK"))
     return {
         "registers": registers,
         "spill_bytes": stack if spilled else 0,
         "stack_bytes": stack,
         "shared_bytes": compiled.metadata.shared,
-        "mma": mma,
-        "wide_loads": len(re.findall(r"\b(?:LDG|LDGSTS)\S*\.128\b", sass)),
+        **instructions(sass),
     }
 
 
@@ -140,19 +155,17 @@ class Case:
 
 
 def attention(model: Model, dtype: torch.dtype, batch: int, rows: int, prefix: int, tree: bool) -> Case:
-    m, size, total = model, dtype.itemsize, batch * rows
+    m, total = model, batch * rows
     cache = meta(batch * prefix // 16 + 8, 16, m.kv_heads, m.head_dim, dtype=dtype)
     mask = longs(total, 1) if tree else None
     with recorded() as launches:
         table = ints(batch, -(-(prefix + rows) // 16))
         q = meta(total, m.heads, m.head_dim, dtype=dtype)
         tree_attention(q, cache, cache, table, ints(batch), ints(batch + 1), mask, m.head_dim**-0.5)
-    keys = batch * (prefix + rows)
-    moved = 2 * keys * m.kv_heads * m.head_dim * size + 2 * total * m.heads * m.head_dim * size + 8 * total * tree
     kind = "tree" if tree else "chain"
     shape = f"{m.name} {kind} batch {batch} rows {rows} prefix {prefix}"
-    flops = 4 * total * m.heads * m.head_dim * (prefix + rows)
-    return Case(shape, str(dtype).split(".")[1], m.head_dim, moved, flops, launches)
+    cost = attention_cost(m, batch, rows, prefix, dtype.itemsize, tree)
+    return Case(shape, str(dtype).split(".")[1], m.head_dim, launches=launches, **cost)
 
 
 def product(model: Model, format: str, layer: str, rows: int) -> Case:
@@ -203,6 +216,7 @@ def cases(quick: bool) -> list[Case]:
         small, large = MODELS["Llama-1B"], MODELS["Llama-8B"]
         return [
             *(attention(m, torch.bfloat16, 1, 8, 4096, tree) for m, tree in ((small, True), (large, False))),
+            *(attention(large, torch.bfloat16, 1, 8, prefix, True) for prefix in (128, 4096)),
             product(large, "bf16", "qkv", 8),
             product(small, "int8", "gate_up", 8),
         ]
@@ -215,6 +229,10 @@ def cases(quick: bool) -> list[Case]:
             found += [attention(m, dtype, *size) for size in ((1, 1, 4096, False), (1, 512, 4096, False))]
         for format in ("bf16", "int8", *["fp16"] * (m.head_dim == 128)):
             found += [product(m, format, layer, rows) for layer in m.layers for rows in (8, 64, 512)]
+    for d in (80, 96):
+        m = Model(f"32 heads of {d}, 8 of KV", 32 * d, 32, 8, d, 0, 0, 0)
+        found += [attention(m, torch.bfloat16, *size) for size in ((1, 8, 4096, True), (32, 8, 4096, True))]
+        found += [attention(m, torch.bfloat16, *size) for size in ((1, 8, 128, True), (1, 512, 4096, False))]
     return found + others(MODELS["Llama-8B"], 8)
 
 

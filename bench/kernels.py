@@ -8,6 +8,7 @@ as long it takes}, check. A kernel whose check fails gets no ratio. A plot is dr
 import argparse
 import importlib
 import pkgutil
+import sys
 
 import torch
 
@@ -71,15 +72,24 @@ class Kernels:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ops", help=f"some of {', '.join(modules(None))}; all by default")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="the CPU, and the GPU where there is one, by default")
     parser.add_argument("--cores", default="1,2", help="numbers of cores")
     parser.add_argument("--seconds", type=float, default=0.5, help="time to spend on each line")
+    parser.add_argument("--gpu-limit", type=float, help="seconds for all lines of the GPU; the rest is left out")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
     rows = []
-    for n in map(int, args.cores.split(",")):
+    for n in map(int, args.cores.split(",")) if args.device != "cuda" else ():
         with Worker("bench.kernels:Kernels", cores_of(n), {}) as worker:
             for module in modules(args.ops and args.ops.split(",")):
                 rows += worker.call("measure", module=module, seconds=args.seconds)
+    if args.device != "cpu" and torch.cuda.is_available():
+        from . import kernels_gpu
+
+        wanted = [name for name in kernels_gpu.MODULES if args.ops is None or name in args.ops.split(",")]
+        rows += kernels_gpu.measure(wanted, args.seconds, args.gpu_limit)
+    elif args.device != "cpu":
+        print("no GPU here: rows of the backends triton and cuda are absent", file=sys.stderr)
     columns = ["op", "backend", "cores", "shape", "microseconds", "gb_per_s", "gflop_per_s", "roofline_fraction"]
     print(results.table(rows, [*columns, "baselines", "check"]))
     results.write(args.json, rows)

@@ -54,13 +54,15 @@ def linear(rows: list[dict]):
 
 def kernels(rows: list[dict]):
     """Fraction of the roofline of every shape, one panel for each operator."""
+    rows = [{"cores": None} | r for r in rows if "error" not in r]
     by_op = groups(rows, "op")
     figure, axes = panels(len(by_op), "fraction of the measured roofline", height=3.8)
     for axis, ((op,), part) in zip(axes, by_op.items(), strict=True):
         shapes = list(dict.fromkeys(r["shape"] for r in part))
         for (backend, cores), line in groups(part, "backend", "cores").items():
             places = [shapes.index(r["shape"]) for r in line]
-            axis.plot(places, [r["roofline_fraction"] for r in line], "o-", ms=3, label=f"{backend}, {cores} cores")
+            label = backend + (f", {cores} cores" if cores else "")
+            axis.plot(places, [r["roofline_fraction"] for r in line], "o-", ms=3, label=label)
         axis.set_xticks(range(len(shapes)), shapes, rotation=90, fontsize=6)
         axis.set(title=op, ylim=0)
         axis.legend()

@@ -6,6 +6,13 @@ from ssd.kernels import library
 library.load()
 
 
+def pytest_collection_modifyitems(items):
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
 @pytest.fixture
 def isas():
     """Names of the instruction sets that this CPU can run; the best is restored afterwards."""

@@ -116,6 +116,17 @@ def test_soft_cap_float_queries_and_strides(host):
     assert same_bits(dense, attend(host, {**x, **views}))
 
 
+@pytest.mark.parametrize("stride", range(3), ids=["pages", "slots", "heads"])
+@pytest.mark.parametrize("mask", [None, "tree"])
+def test_offsets_beyond_32_bits(host, mask, stride):
+    """The caches' pages, slots or heads 2^32 elements apart."""
+    x = ac.make(np.random.default_rng(10), [3, 2], [20, 5], heads=(4, 2), mask=mask)
+    strides = list(x["k"].stride()[:3])
+    strides[stride] = 2**32 + 8 * 64
+    far = {**ac.case(x), "far": np.array(strides, np.int64)}
+    assert same_bits(attend(host, x), ac.read(x, harness.run([far], host)[0]))
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("mask", [None, "tree"])
 def test_what_a_row_does_not_see_never_reaches_it(host, value, mask):

@@ -44,6 +44,17 @@ def test_kv_copy_moves_as_if_at_once(host, name):
             assert np.array_equal(np.frombuffer(result[cache], np.uint16).reshape(c.shape), c)
 
 
+@pytest.mark.parametrize("name", ["cycle", "path down"])
+def test_kv_copy_with_offsets_beyond_32_bits(host, name):
+    """Slots 2^31 units of 16 bytes apart would be too much even to reserve: 2^27 slots of 30 units, and two layers."""
+    moves = np.array(MOVES[name], dtype=np.int64)
+    near = np.random.default_rng(1).integers(0, 1 << 16, (2, 12, 240)).astype(np.uint16)
+    case = {"kernel": "kv_copy", "results": "k,v", "layers": 2, "layer": 12 * 30, "units": 30}
+    case |= {"k": near, "v": near[::-1], "sources": moves[:, 0], "targets": moves[:, 1]}
+    want, got = harness.run([case, {**case, "far": 1 << 27}], host)
+    assert got == want and got["k"] != near.tobytes()
+
+
 N, B, VOCAB, PAGE = 40, 6, 1000, 16
 
 
@@ -197,6 +208,20 @@ def test_verify_swap_is_match_swap_post_and_the_next_inputs(host, seed, features
         assert np.array_equal(got[name].reshape(B, N + 1), x), name
     assert np.array_equal(got["sources"], moves[0].ravel()) and np.array_equal(got["targets"], moves[1].ravel())
     assert got["prefix_lens"].tolist() == [int(p) + len(r.walk(b)[1]) for b, p in enumerate(r.prefix)]
+
+
+def test_verify_swap_with_slots_beyond_32_bits(host):
+    """Pages far into a cache: their numbers fit 32 bits, times the page size they do not."""
+    r = Rounds(2)
+    r.publish([0, 2], 5)
+    near = read(harness.run([r.case()], host)[0])
+    r.table += 1 << 29
+    x = r.case()
+    far = read(harness.run([x], host)[0])
+    for name in ("kv_slots", "sources", "targets"):
+        moved = np.where(near[name] >= 0, near[name] + (1 << 29) * PAGE, -1)
+        assert np.array_equal(far[name], moved), name
+    assert (far["sources"] > 1 << 32).any() and np.array_equal(far["mask"], near["mask"])
 
 
 def test_verify_swap_leaves_alone_what_it_must(host):

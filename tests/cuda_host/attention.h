@@ -20,6 +20,15 @@ void attention(Case& c) {
   a.q = c.array<char>("q") + q_at[0] * (a.q_float ? 4 : 2);
   a.q_row = q_at[1], a.q_head = q_at[2];
   a.k = view(c, "k"), a.v = view(c, "v");
+  std::unique_ptr<Far<uint16_t>> far[2];
+  if (const int64_t* strides = c.array_or_null<int64_t>("far")) {  // of both caches, which are contiguous here
+    const int64_t slots = c.integer("page_size"), heads = c.integer("kv_heads");
+    const int64_t sizes[3] = {int64_t(c.bytes("k")) / (2 * slots * heads * head_dim), slots, heads};
+    for (int i = 0; i < 2; ++i) {
+      far[i] = std::make_unique<Far<uint16_t>>(c.array<uint16_t>(i ? "v" : "k"), sizes, head_dim, strides);
+      (i ? a.v : a.k) = CacheView{far[i]->data(), strides[0], strides[1], strides[2]};
+    }
+  }
   a.page_table = c.array<int32_t>("page_table");
   a.table_len = int(c.integer("table_len")), a.table_row = c.integer("table_row");
   a.prefix_lens = c.array<int32_t>("prefix_lens"), a.row_offsets = c.array<int32_t>("row_offsets");

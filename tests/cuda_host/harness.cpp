@@ -78,9 +78,21 @@ void kv_copy(Case& c, uint64_t seed) {
   a.layer = c.integer("layer"), a.units = c.integer("units");
   a.sources = c.array<int64_t>("sources"), a.targets = c.array<int64_t>("targets");
   a.moves = int64_t(c.bytes("sources") / 8);
+  // slots and layers, `far` of each apart, in place of those beside each other
+  const int64_t apart = c.has("far") ? c.integer("far") : 0, layers = c.integer("layers"), slots = a.layer / a.units;
+  const int64_t sizes[3] = {layers, slots, 1}, strides[3] = {slots * apart * a.units, apart * a.units, 0};
+  std::unique_ptr<cuda_host::Far<uint4>> far[2];
+  if (apart) {
+    for (int i = 0; i < 2; ++i)
+      far[i] = std::make_unique<cuda_host::Far<uint4>>(i ? a.v : a.k, sizes, a.units, strides);
+    for (const char* name : {"sources", "targets"})
+      for (int64_t i = 0; i < a.moves; ++i) c.array<int64_t>(name)[i] *= apart;
+    a.k = far[0]->data(), a.v = far[1]->data(), a.layer = strides[0];
+  }
   const int threads = copy_threads(a.moves);
-  const dim3 grid = {unsigned((a.units + threads - 1) / threads), unsigned(c.integer("layers")), 2};
+  const dim3 grid = {unsigned((a.units + threads - 1) / threads), unsigned(layers), 2};
   Block::run([&] { kv_copy_kernel(a); }, grid, threads, copy_shared_bytes(a.moves), seed);
+  for (int i = 0; apart && i < 2; ++i) far[i]->back(c.array<uint4>(i ? "v" : "k"), sizes, a.units, strides);
 }
 
 void verify_swap(Case& c, uint64_t seed) {

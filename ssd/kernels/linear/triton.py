@@ -81,10 +81,11 @@ def linear_fwd_kernel(
     m = m_r[:, None] & m_n[None, :]
     o_out = o_r.to(tl.int64)[:, None] * N + o_n[None, :]
     if SPLIT > 1:
-        o_part = split.to(tl.int64) * rows * N * (2 if SWIGLU else 1) + o_out
-        tl.store(parts + o_part, acc, mask=m)
+        size = tl.cast(rows, tl.int64) * N
+        p_part = parts + split * size * (2 if SWIGLU else 1) + o_out
+        tl.store(p_part, acc, mask=m)
         if SWIGLU:
-            tl.store(parts + o_part + rows.to(tl.int64) * N, up, mask=m)
+            tl.store(p_part + size, up, mask=m)
     else:
         if SWIGLU:
             acc = epilogue(bias, residual, acc, o_w, o_r, m, BIAS, False)
@@ -104,7 +105,7 @@ def linear_merge_kernel(
     o_n = tl.program_id(1) * BN + tl.arange(0, BN)
     m = (o_r < rows)[:, None] & (o_n < N)[None, :]
     o_out = o_r[:, None] * N + o_n[None, :]
-    size = tl.num_programs(0).to(tl.int64) * 0 + rows * N
+    size = tl.cast(rows, tl.int64) * N
     acc = tl.zeros([BM, BN], tl.float32)
     up = tl.zeros([BM, BN], tl.float32)
     for s in tl.static_range(SPLIT):

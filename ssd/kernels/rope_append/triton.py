@@ -10,7 +10,7 @@ def rope_append_fwd_kernel(
     qkv, cos, sin, positions, slots, k_cache, v_cache, q, qkv_row, k_page, k_slot, k_head, v_page, v_slot, v_head,
     PAGE: tl.constexpr, HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row, head, o_d = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, BLOCK)
+    row, head, o_d = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.arange(0, BLOCK)
     m_d = o_d < D // 2
     p_x = qkv + row * qkv_row + head * D + o_d
     b_1 = tl.load(p_x, mask=m_d, other=0.0).to(tl.float32)

@@ -103,9 +103,9 @@ def reduce_span(
     full = first + tl.maximum(tl.minimum(last, end_full) - first, 0) // TILE * TILE
     for start in range(first, full, TILE):
         j = start + o_t
-        page = tl.load(p_table + j // PAGE).to(tl.int64)
-        o_k = (page * k_page + (j % PAGE) * k_slot)[:, None] + o_d  # [TILE, BD]
-        o_v = (page * v_page + (j % PAGE) * v_slot)[:, None] + o_d
+        page, at = tl.load(p_table + j // PAGE).to(tl.int64), (j % PAGE).to(tl.int64)
+        o_k = (page * k_page + at * k_slot)[:, None] + o_d  # [TILE, BD]
+        o_v = (page * v_page + at * v_slot)[:, None] + o_d
         if D == BD:
             b_k, b_v = tl.load(p_k + o_k), tl.load(p_v + o_v)
         else:
@@ -117,8 +117,9 @@ def reduce_span(
         if WORDS > 0:
             index = tl.where(j < prefix_len, j, prefix_len + nth_set_bit(p_mask, j - prefix_len, WORDS))
         page = tl.load(p_table + index // PAGE, mask=j < end, other=0).to(tl.int64)
-        o_k = (page * k_page + (index % PAGE) * k_slot)[:, None] + o_d
-        o_v = (page * v_page + (index % PAGE) * v_slot)[:, None] + o_d
+        at = (index % PAGE).to(tl.int64)
+        o_k = (page * k_page + at * k_slot)[:, None] + o_d
+        o_v = (page * v_page + at * v_slot)[:, None] + o_d
         exists = (j < end)[:, None] & (o_d < D)
         b_k, b_v = tl.load(p_k + o_k, mask=exists, other=0.0), tl.load(p_v + o_v, mask=exists, other=0.0)
         visible = j[None, :] < end_row[:, None]
@@ -187,20 +188,27 @@ def tree_attention_fwd_kernel(
         first_span = 0
     o_d = tl.arange(0, BD)[None, :]
     m_d = o_d < D
-    p_q = q + o_row[:, None] * q_row + o_head[:, None] * q_head + o_d
-    p_k, p_v = k_cache + head * k_head, v_cache + head * v_head
+    p_q = q + o_row[:, None] * q_row + o_head.to(tl.int64)[:, None] * q_head + o_d
+    p_k, p_v = k_cache + head.to(tl.int64) * k_head, v_cache + head.to(tl.int64) * v_head
     p_table = page_table + request.to(tl.int64) * table_row
     if FOLD:
         b_q = tl.load(p_q, mask=m_m[:, None] & m_d, other=0.0).to(k_cache.dtype.element_ty)  # [BM, BD]
         m = tl.full([BM], float("-inf"), tl.float32)
         den = tl.zeros([BM], tl.float32)
         acc = tl.zeros([BM, BD], tl.float32)
-        for s in tl.range(0, tl.cdiv(end, SPAN), num_stages=1):
+        if WORDS > 0:  # one span
             m2, den2, acc2 = reduce_span(
-                b_q, p_k, p_v, p_table, p_mask, s, prefix_len, end_full, end, end_row, k_page, k_slot, v_page, v_slot,
+                b_q, p_k, p_v, p_table, p_mask, 0, prefix_len, end_full, end, end_row, k_page, k_slot, v_page, v_slot,
                 scale, softcap, BM, D, BD, PAGE, WORDS, SOFTCAP, SPAN, TILE,
             )  # fmt: skip
             m, den, acc = fold(m, den, acc, m2, den2, acc2)
+        else:
+            for s in tl.range(0, tl.cdiv(end, SPAN), num_stages=1):
+                m2, den2, acc2 = reduce_span(
+                    b_q, p_k, p_v, p_table, p_mask, s, prefix_len, end_full, end, end_row, k_page, k_slot, v_page,
+                    v_slot, scale, softcap, BM, D, BD, PAGE, WORDS, SOFTCAP, SPAN, TILE,
+                )  # fmt: skip
+                m, den, acc = fold(m, den, acc, m2, den2, acc2)
         store_result(out, lse, o_row * HQ + o_head, o_d, m_m, m_d, m, den, acc, D, LSE)
     else:
         if (span < first_span) | (span * SPAN >= end):
@@ -293,12 +301,14 @@ def tree_attention(
         "SPAN": SPAN,
         "LSE": return_lse,
     }
+    wide = bm == 32 and block["BD"] >= 128  # warps and registers: no bit depends on them; none of these spills
     tree_attention_fwd_kernel[tiles, num_kv_heads, 1 if fold_here else spans](
         q, k_cache, v_cache, page_table, prefix_lens, row_offsets, bits, out, lse, part_acc, part_ml,
         num_requests, num_rows, packed, q.stride(0), q.stride(1), *k_cache.stride()[:3], *v_cache.stride()[:3],
         page_table.stride(0), 2 * scale * log2e / softcap if softcap > 0 else scale * log2e, softcap * log2e,
         HQ=num_heads, G=group, BM=bm, PAGE=page_size, SOFTCAP=softcap > 0, FOLD=fold_here, TILE=TILE, **block,
-        num_warps=4, num_stages=2, enable_fp_fusion=False,
+        num_warps=8 if wide else 4, num_stages=2, maxnreg=255 if wide and (words > 2 or dim < block["BD"]) else None,
+        enable_fp_fusion=False,
     )  # fmt: skip
     if not fold_here:
         heads = min(4, triton.next_power_of_2(num_heads))

@@ -1,0 +1,130 @@
+"""Everything that a machine with a GPU can say, in one folder: `python -m bench.gpu_check --out DIR`.
+
+Builds the extension for the GPU that is there, runs the tests that need it and then all others, the benchmarks, and
+decoding with random weights of Llama-8B shape. Each part is a process of its own with a log in DIR; what one breaks
+the others do not feel. Ends within --minutes, parts that no time is left for are named. Downloads nothing.
+DIR/report.json: `rows`: part, status (passed, failed, out of time, no time left), seconds, command, files.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass
+class Part:
+    """limit: seconds at most; needs: parts that must have passed."""
+
+    name: str
+    command: list[str]
+    limit: float
+    needs: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def parts(out: Path, capability: str) -> list[Part]:
+    """In the order of their worth: a check that is cut short has the tests and the first figures."""
+    py, json_of = sys.executable, lambda name: str(out / f"{name}.json")
+    pytest = [py, "-m", "pytest", "-p", "no:cacheprovider", "-rs", "-m"]
+    synthetic = [py, "-m", "bench.synthetic", "--device", "cuda"]
+    jobs = str(len(os.sched_getaffinity(0)))
+    build = {"TORCH_CUDA_ARCH_LIST": capability, "MAX_JOBS": jobs}
+    return [
+        Part("build", [py, "setup.py", "-q", "build_ext", "--inplace"], 180, (), build),
+        Part("tests on the GPU", [*pytest, "gpu", f"--junitxml={out / 'tests_gpu.xml'}", "tests"], 150, ("build",)),
+        Part("decoding", [*synthetic, "--json", json_of("decoding")], 60, ("build",)),
+        Part("decoding, graphs", [*synthetic, "--graphs", "--json", json_of("decoding_graphs")], 60, ("build",)),
+        Part(
+            "kernels",
+            [
+                py,
+                "-m",
+                "bench.kernels",
+                "--device",
+                "cuda",
+                "--seconds",
+                "0.1",
+                "--gpu-limit",
+                "70",
+                "--json",
+                json_of("kernels"),
+            ],
+            110,
+            ("build",),
+        ),
+        Part(
+            "other tests",
+            [*pytest, "not gpu and not slow", f"--junitxml={out / 'tests.xml'}", "tests"],
+            240,
+            ("build",),
+        ),
+    ]
+
+
+def run(part: Part, out: Path, limit: float) -> dict:
+    """The part's row; its words are in a log, and nothing of it runs on afterwards."""
+    begin, log = time.monotonic(), out / f"{part.name.replace(', ', '_').replace(' ', '_')}.log"
+    before = {p.name for p in out.iterdir()}
+    with log.open("w") as f:
+        process = subprocess.Popen(
+            part.command, cwd=ROOT, env=os.environ | part.environment, stdout=f, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            status = "failed" if process.wait(limit) else "passed"
+        except subprocess.TimeoutExpired:
+            status = "out of time"
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    files = sorted({p.name for p in out.iterdir()} - before)
+    seconds, command = round(time.monotonic() - begin, 1), " ".join(part.command)
+    return {"part": part.name, "status": status, "seconds": seconds, "command": command, "files": files}
+
+
+def check(out: Path, wanted: list[Part], seconds: float) -> list[dict]:
+    """Rows of all parts, written to out/report.json as they come."""
+    out.mkdir(parents=True, exist_ok=True)
+    end, rows, passed = time.monotonic() + seconds, [], set()
+    for part in wanted:
+        left = end - time.monotonic()
+        if missing := [need for need in part.needs if need not in passed]:
+            row = {"part": part.name, "status": f"not run: {missing[0]} did not pass", "seconds": 0.0}
+        elif left < 5:
+            row = {"part": part.name, "status": "no time left", "seconds": 0.0}
+        else:
+            row = run(part, out, min(part.limit, left))
+        passed |= {part.name} if row["status"] == "passed" else set()
+        rows.append(row)
+        (out / "report.json").write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+        print(f"{row['part']}: {row['status']}, {row['seconds']:.0f} s", flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("bench/results/gpu"))
+    parser.add_argument("--minutes", type=float, default=7.5)
+    args = parser.parse_args()
+    import torch
+
+    if not torch.cuda.is_available():
+        sys.exit("gpu-check needs a machine with an NVIDIA GPU, its driver and a CUDA build of torch, and found none.")
+    capability = "{}.{}".format(*torch.cuda.get_device_capability())
+    rows = check(args.out.resolve(), parts(args.out.resolve(), capability), 60 * args.minutes)
+    print(f"results are in {args.out}")
+    if any(row["status"] != "passed" for row in rows):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench import gpu_check, kernels_gpu, plots, synthetic
+from bench.gpu_check import Part
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_one_sentence_says_so(tmp_path):
+    command = [sys.executable, "-m", "bench.gpu_check", "--out", str(tmp_path / "out")]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 1 and run.stdout == "" and not (tmp_path / "out").exists()
+    assert run.stderr.count("\n") == 1 and "needs a machine with an NVIDIA GPU" in run.stderr
+
+
+def test_parts_fail_and_end_alone_and_the_whole_ends_in_time(tmp_path):
+    def part(name, code, limit=60.0, *needs):
+        return Part(name, [sys.executable, "-c", code], limit, needs)
+
+    rows = gpu_check.check(
+        tmp_path,
+        [
+            part("good", f"print('words'); open({str(tmp_path / 'made.json')!r}, 'w')"),
+            part("bad", "raise SystemExit(3)"),
+            part("after bad", "pass", 60.0, "bad"),
+            part("slow, one", "import time; time.sleep(600)", 1.0),
+            part("after good", "pass", 60.0, "good"),
+        ],
+        100,
+    )
+    statuses = ["passed", "failed", "not run: bad did not pass", "out of time", "passed"]
+    assert [row["status"] for row in rows] == statuses
+    assert rows[0]["files"] == ["good.log", "made.json"] and (tmp_path / "good.log").read_text() == "words\n"
+    assert rows[3]["seconds"] < 30 and json.loads((tmp_path / "report.json").read_text())["rows"] == rows
+    assert gpu_check.check(tmp_path, [part("late", "pass")], 1)[0]["status"] == "no time left"
+
+
+def test_the_parts_are_commands_that_exist(tmp_path):
+    made = gpu_check.parts(tmp_path, "9.0")
+    names = {part.name for part in made}
+    for part in made:
+        assert set(part.needs) <= names
+        if "-m" in part.command and part.command[2].startswith("bench."):
+            module, arguments = part.command[2], part.command[3:]
+            run = subprocess.run(
+                [sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+            )
+            assert all(word in run.stdout for word in arguments if word.startswith("--")), module
+
+
+def test_the_end_to_end_run_on_the_cpu():
+    """The script of the GPU's run, on a tiny shape: rounds, hits and tokens are those of the drawn outcomes."""
+    tiny, draft = synthetic.TINY.values()
+    decoder = synthetic.Decoder(tiny, draft, "cpu", prefix=40, tokens=30, k=3, branches=24, graphs=False)
+    plain, sd, ssd = (decoder.row(mode, acceptance=0.7, hit_rate=0.5) for mode in ("ar", "sd", "ssd"))
+    assert plain["tokens"] == plain["rounds"] == 30
+    assert 27 <= sd["tokens"] <= 30 and sd["rounds"] < sd["tokens"] <= 4 * sd["rounds"]
+    assert 0 < ssd["hits"] < ssd["rounds"] and 27 <= ssd["tokens"] <= 30
+    every, none = (decoder.row("sd", acceptance=a, hit_rate=0) for a in (1.0, 0.0))
+    assert every["tokens"] == 4 * every["rounds"] and none["tokens"] == none["rounds"]
+    for row in (plain, sd, ssd):
+        assert row["tokens_per_second"] > 0
+
+
+def test_synthetic_passes_are_those_of_plain_decoding():
+    """A chain of rows in one pass and its rows one by one: the same logits, so the passes are set up right."""
+    tiny, draft = synthetic.TINY.values()
+    decoder = synthetic.Decoder(tiny, draft, "cpu", prefix=40, tokens=8, k=3, branches=2, graphs=False)
+    ids = torch.tensor([5, 9, 200, 31])
+    together = decoder.verification(40, ids).clone()
+    alone = torch.cat([decoder.plain(40 + i, ids[i : i + 1]) for i in range(4)])
+    assert torch.equal(together, alone)
+
+
+def test_the_cases_of_the_gpu_are_right():
+    """On the CPU, where the operators have their CPU form: checks pass, bytes and operations are counted."""
+    tiny = synthetic.TINY["tiny"]
+    attention = [kernels_gpu.attention_case(tiny, 40, batch, 5, "triton", "cpu") for batch in (1, 3)]
+    linear = next(kernels_gpu.linear_cases("cpu", [tiny]))
+    for case in (*attention, linear):
+        assert case.check()
+        for call in (case.run, *case.baselines.values()):
+            assert not torch.equal(call(0), call(1)) or case is linear  # turns have inputs of their own
+    assert attention[1].flops == 3 * attention[0].flops == 3 * 4 * 5 * 4 * 64 * 45
+    assert linear.bytes == 2 * 512 * 64 + 4 * (64 + 512)
+
+
+def test_rows_of_the_gpu_can_be_drawn():
+    row = {"op": "linear", "backend": "triton", "shape": "a", "roofline_fraction": 0.5}
+    assert len(plots.kernels([row, row | {"backend": "cpu", "cores": 2}, {"op": "linear", "error": "none"}]).axes) == 1
