@@ -39,7 +39,7 @@ def test_what_is_recorded_is_what_the_target_says(tiny):
     s = data.load_recorded(folder / "teacher" / "part_0.npz")
     assert len(s) == 16 and s.kinds[:4] == ["a", "b", "c", "a"] and s.temperatures[:3] == [0, 1, 0]
     target = Target(folder / "target", torch.float32)
-    _, tops = target.read([np.concatenate([p, c]) for p, c in zip(s.prompts, s.completions)], True)
+    _, tops = target.read([np.concatenate([p, c]) for p, c in zip(s.prompts, s.completions, strict=True)], True)
     for i, (ids, nlp) in enumerate(tops):
         rows = slice(len(s.prompts[i]) - 1, -1)
         assert (ids[rows] == s.top_ids[i]).mean() > 0.95  # near ties may change places
@@ -63,9 +63,14 @@ def test_torch_answers_as_the_engine_does(tiny, tmp_path):
     """Greedy answers of both ways to record; features come along and are those of a pass over the whole text."""
     folder, call = tiny
     record = ["--max-tokens", "12", "--record-batch", "8", "--temperatures", "0", "--feature-layers", "0,2"]
-    assert distill.main([*call, *record, "--record", str(tmp_path), "--engine", "torch", str(folder / "prompts.jsonl")]) == 0
+    assert (
+        distill.main([*call, *record, "--record", str(tmp_path), "--engine", "torch", str(folder / "prompts.jsonl")])
+        == 0
+    )
     s, wanted = data.load_recorded(tmp_path / "part_0.npz"), data.load_recorded(folder / "teacher" / "part_0.npz")
-    same = [len(c) == len(w) and (c == w).all() for c, w in zip(s.completions[:16:2], wanted.completions[::2])]
+    same = [
+        len(c) == len(w) and (c == w).all() for c, w in zip(s.completions[:16:2], wanted.completions[::2], strict=False)
+    ]
     assert sum(same) >= 6  # bfloat16 against float32
     from ssd.distill.features import path_of, prepare
 
@@ -73,7 +78,9 @@ def test_torch_answers_as_the_engine_does(tiny, tmp_path):
     assert path_of(folder / "cache", s, target).is_file()
     stored = prepare(s, target, folder / "cache")
     computed = prepare(s, target, tmp_path / "again")
-    at = np.cumsum([len(p) + len(c) for p, c in zip(s.prompts, s.completions)]) - 1  # last tokens were never read
+    at = (
+        np.cumsum([len(p) + len(c) for p, c in zip(s.prompts, s.completions, strict=True)]) - 1
+    )  # last tokens were never read
     keep = np.setdiff1d(np.arange(len(stored)), at)
     a, b = stored[keep].float(), computed[keep].float()
     assert (a - b).norm() < 0.02 * b.norm()
@@ -94,7 +101,21 @@ def test_a_run_that_was_interrupted_ends_in_the_same_bits(tiny, tmp_path, kind):
 
 
 def test_training_learns(tiny, tmp_path):
-    assert train(tiny, tmp_path, "--feature-layers", "2", "--steps", "60", "--evaluate-every", "60", "--learning-rate", "1e-2") == 0
+    assert (
+        train(
+            tiny,
+            tmp_path,
+            "--feature-layers",
+            "2",
+            "--steps",
+            "60",
+            "--evaluate-every",
+            "60",
+            "--learning-rate",
+            "1e-2",
+        )
+        == 0
+    )
     curve = json.loads((tmp_path / "curve.json").read_text())
     assert curve[-1]["tokens"] > 0
     config = json.loads((tmp_path / "config.json").read_text())
@@ -110,7 +131,9 @@ def test_evaluation_by_kind(tiny, tmp_path):
     assert train(tiny, tmp_path / "d", "--steps", "2", "--hidden-size", "16") == 0
     assert "model.embed_tokens.weight" in load_file(tmp_path / "d" / "model.safetensors")
     json_file = tmp_path / "e.json"
-    assert distill.main([*call, "--evaluate", str(tmp_path / "d"), "--json", str(json_file), str(folder / "teacher")]) == 0
+    assert (
+        distill.main([*call, "--evaluate", str(tmp_path / "d"), "--json", str(json_file), str(folder / "teacher")]) == 0
+    )
     rows = json.loads(json_file.read_text())
     assert {(r["kind"], r["temperature"]) for r in rows} == {(k, t) for k in "abc" for t in (0.0, 1.0)}
 
@@ -120,7 +143,18 @@ def test_text_without_a_teacher(tiny, tmp_path):
     lines = [json.dumps({"prompt": f"What is {i}?", "completion": f"It is {i} plus one."}) for i in range(12)]
     lines += [json.dumps({"text": f"All of this, {i} times."}) for i in range(12)]
     (tmp_path / "text.jsonl").write_text("\n".join(lines))
-    more = ["--draft-vocab", "200", "--held-out", "0.3", "--steps", "1", "--feature-layers", "1,2", "--out", str(tmp_path / "d")]
+    more = [
+        "--draft-vocab",
+        "200",
+        "--held-out",
+        "0.3",
+        "--steps",
+        "1",
+        "--feature-layers",
+        "1,2",
+        "--out",
+        str(tmp_path / "d"),
+    ]
     for _ in range(2):  # from the cache the second time
         assert distill.main([*call, *more, str(tmp_path / "text.jsonl")]) == 0
 

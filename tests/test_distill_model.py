@@ -1,8 +1,8 @@
 """The draft in torch against what its use will compute, and its loss against autograd."""
 
 import pytest
-import torch
 import tiny_checkpoint
+import torch
 
 from ssd.distill import config as draft_config
 from ssd.distill.loss import HeadLoss, teacher
@@ -29,6 +29,9 @@ def test_own_steps_are_those_of_decoding(tmp_path, layers):
     features = torch.randn(2, 12, 32, generator=random)
     with torch.no_grad():
         got = draft(ids, features, 4)
+        late = draft(ids, features, 4, skip=3)
+        for s in range(1, 4):
+            torch.testing.assert_close(late[s][:, s - 1 :], got[s][:, 3 + s - 1 :], rtol=1e-4, atol=1e-4)
         for root in (0, 4, 8):
             fed = features.clone()
             for s in range(4):
@@ -75,7 +78,9 @@ def test_loss_and_its_gradients():
             there = ids[n][ids[n] >= 0]
             rest = 1 - p[n].sum()
             other = torch.ones(50, dtype=torch.bool).index_fill_(0, there, False)
-            total = total - weight[n] * ((p[n][ids[n] >= 0] * logq[n, there]).sum() + rest * logq[n, other].exp().sum().log())
+            total = total - weight[n] * (
+                (p[n][ids[n] >= 0] * logq[n, there]).sum() + rest * logq[n, other].exp().sum().log()
+            )
         return total
 
     a, b = (t.clone().requires_grad_() for t in (x, head))

@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from pathlib import Path
 
 from ssd.run import BadInput, Parser, stop_at_once, threads
 
@@ -38,7 +37,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--device", default="cpu", help="where torch computes (%(default)s)")
     p.add_argument("--threads", metavar="N|CORES", help="a number of threads, or cores such as 0,2 or 4-7 (all cores)")
     p.add_argument("--seed", type=int, default=0, metavar="N", help="of every random choice (%(default)s)")
-    p.add_argument("--feature-layers", type=integers, default=(), metavar="L,...", help="layers whose output the draft is fed")
+    p.add_argument(
+        "--feature-layers", type=integers, default=(), metavar="L,...", help="layers whose output the draft is fed"
+    )
     p.add_argument("--cache", default="features", metavar="DIR", help="folder of the target's features (%(default)s)")
     r = p.add_argument_group("recording")
     r.add_argument("--record", metavar="DIR", help="answer the prompts of .jsonl files, and write part_*.npz here")
@@ -46,27 +47,60 @@ def parser() -> argparse.ArgumentParser:
     r.add_argument("--dtype", choices=("bf16", "int8", "fp32"), default="bf16", help="weights of the engine (bf16)")
     r.add_argument("--record-batch", type=int, default=64, metavar="N", help="sequences at once (%(default)s)")
     r.add_argument("--max-tokens", type=int, default=256, metavar="N", help="of an answer (%(default)s)")
-    r.add_argument("--temperatures", type=numbers, default=[0.0, 0.6, 1.0], metavar="X,...", help="taken in turn (0,0.6,1)")
+    r.add_argument(
+        "--temperatures", type=numbers, default=[0.0, 0.6, 1.0], metavar="X,...", help="taken in turn (0,0.6,1)"
+    )
     r.add_argument("--part", type=int, default=512, metavar="N", help="prompts a file (%(default)s)")
     d = p.add_argument_group("the draft")
-    d.add_argument("--out", default="draft", metavar="DIR", help="of the draft and of the run's state, which a second call resumes (%(default)s)")
-    d.add_argument("--layers", type=integers, default=(), metavar="L,...", help="layers of the target to begin with (the last, or the first four and last two)")
+    d.add_argument(
+        "--out",
+        default="draft",
+        metavar="DIR",
+        help="of the draft and of the run's state, which a second call resumes (%(default)s)",
+    )
+    d.add_argument(
+        "--layers",
+        type=integers,
+        default=(),
+        metavar="L,...",
+        help="layers of the target to begin with (the last, or the first four and last two)",
+    )
     d.add_argument("--hidden-size", type=int, metavar="N", help="narrower than the target (the target's)")
-    d.add_argument("--draft-vocab", type=int, default=8192, metavar="N", help="tokens that the draft can say (%(default)s)")
+    d.add_argument(
+        "--draft-vocab", type=int, default=8192, metavar="N", help="tokens that the draft can say (%(default)s)"
+    )
     t = p.add_argument_group("training")
     o = TrainOptions()
     for name, kind, text in TRAINING:
-        t.add_argument(f"--{name.replace('_', '-')}", type=kind, default=getattr(o, name), metavar="X", help=f"{text} (%(default)s)")
-    t.add_argument("--freeze-head", dest="train_head", action="store_false", help="keep the output head as it is in the target")
+        t.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=kind,
+            default=getattr(o, name),
+            metavar="X",
+            help=f"{text} (%(default)s)",
+        )
+    t.add_argument(
+        "--freeze-head", dest="train_head", action="store_false", help="keep the output head as it is in the target"
+    )
     t.add_argument("--fp32", action="store_true", help="products in float32 instead of bfloat16")
-    t.add_argument("--held-out", type=float, default=0.02, metavar="X", help="share of the prompts to evaluate on (%(default)s)")
+    t.add_argument(
+        "--held-out", type=float, default=0.02, metavar="X", help="share of the prompts to evaluate on (%(default)s)"
+    )
     t.add_argument("--held-max", type=int, default=64, metavar="N", help="sequences of them at most (%(default)s)")
     t.add_argument("--depth", type=int, default=6, metavar="N", help="own steps to evaluate (%(default)s)")
-    t.add_argument("--evaluate-every", type=int, default=200, metavar="N", help="steps between evaluations, and checkpoints (%(default)s)")
-    t.add_argument("--minutes", type=float, metavar="X", help="stop after this long; the same call goes on later")
+    t.add_argument(
+        "--evaluate-every",
+        type=int,
+        default=200,
+        metavar="N",
+        help="steps between evaluations, and checkpoints (%(default)s)",
+    )
+    p.add_argument("--minutes", type=float, metavar="X", help="stop after this long; the same call goes on later")
     t.add_argument("--plot", metavar="FILE", help="picture of the curves (needs matplotlib)")
     e = p.add_argument_group("evaluation")
-    e.add_argument("--evaluate", metavar="DRAFT", help="acceptance of a draft on recorded text, by kind and temperature")
+    e.add_argument(
+        "--evaluate", metavar="DRAFT", help="acceptance of a draft on recorded text, by kind and temperature"
+    )
     e.add_argument("--json", metavar="FILE", help="write the figures here")
     return p
 

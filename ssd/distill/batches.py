@@ -87,7 +87,8 @@ class Data:
     def epoch(self, items: list[int], tokens: int, seed: int, number: int) -> list[list[int]]:
         """The batches of an epoch: another order and other company in each, a function of its arguments."""
         shuffle = random.Random(f"{seed} {number}")
-        items = sorted(items, key=lambda k: (self.items[k][3] // 16, shuffle.random()))  # like lengths together
+        like = {k: (self.items[k][3] // 48, len(self.prompt(k)) // 16, shuffle.random()) for k in items}
+        items = sorted(items, key=like.__getitem__)  # like lengths together, those of prompts too
         groups = self.groups_in_order(items, tokens)
         shuffle.shuffle(groups)
         return groups

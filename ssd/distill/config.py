@@ -12,7 +12,7 @@ from ssd.model.weights import Checkpoint, tensor_shapes
 
 @dataclass(frozen=True)
 class DraftConfig:
-    """num_layers Llama layers of hidden_size; with feature_layers, fed with those of a target target_hidden_size wide."""
+    """num_layers Llama layers; with feature_layers, fed with what those of the target put out."""
 
     hidden_size: int
     target_hidden_size: int
@@ -34,7 +34,14 @@ class DraftConfig:
 
     def to_dict(self) -> dict:
         """config.json of the draft."""
-        keep = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings", "eos_token_id", "bos_token_id")
+        keep = (
+            "rope_theta",
+            "rope_scaling",
+            "rope_parameters",
+            "max_position_embeddings",
+            "eos_token_id",
+            "bos_token_id",
+        )
         out = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu"}
         out |= {k: self.base[k] for k in keep if self.base.get(k) is not None}
         out |= dict(
@@ -58,7 +65,7 @@ class DraftConfig:
 
 
 def plan(folder: Path, layers: list[int], feature_layers: tuple[int, ...], hidden_size: int | None, vocab: int | None):
-    """The DraftConfig of a draft made of these layers of the target in a folder. Raises ValueError where one is unfit."""
+    """The DraftConfig of a draft made of these layers of a target. Raises ValueError where one is unfit."""
     c = LlamaConfig.from_folder(folder)
     if not layers or any(not 0 <= i < c.num_layers for i in layers):
         raise ValueError(f"layers: got {layers}, wanted numbers from 0 to {c.num_layers - 1}")

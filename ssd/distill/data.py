@@ -38,12 +38,15 @@ def save(path: Path, s: Sequences) -> None:
     temperature, seed [S]."""
     flat = np.concatenate([np.asarray(x, np.int64) for x in [*s.prompts, *s.completions]])
     ids = np.uint16 if max(flat.max(), max(t.max() for t in s.top_ids)) < 1 << 16 else np.uint32
-    np.savez_compressed(
-        path, kind=np.array(s.kinds), plen=np.array([len(p) for p in s.prompts]),
-        clen=np.array([len(c) for c in s.completions]), prompt=np.concatenate(s.prompts).astype(ids),
-        comp=np.concatenate(s.completions).astype(ids), top_id=np.concatenate(s.top_ids).astype(ids),
-        top_nlp16=np.concatenate(s.top_nlp), temperature=np.array(s.temperatures), seed=np.array(s.seeds),
+    arrays = dict(
+        kind=np.array(s.kinds),
+        plen=np.array([len(p) for p in s.prompts]), clen=np.array([len(c) for c in s.completions]),
+        prompt=np.concatenate(s.prompts).astype(ids), comp=np.concatenate(s.completions).astype(ids),
+        top_id=np.concatenate(s.top_ids).astype(ids), top_nlp16=np.concatenate(s.top_nlp),
+        temperature=np.array(s.temperatures), seed=np.array(s.seeds),
     )  # fmt: skip
+    with open(path, "wb") as f:
+        np.savez_compressed(f, **arrays)
 
 
 def load_recorded(path: Path) -> Sequences:

@@ -13,7 +13,7 @@ from .model import Draft, shapes
 
 
 def save_draft(folder: Path, draft: Draft, dtype=torch.bfloat16) -> None:
-    """Matrices in dtype, norms float32, d2t where the vocabulary is trimmed, the embedding where it is not the target's."""
+    """Matrices in dtype, norms float32; d2t where the vocabulary is trimmed; the embedding where it is narrower."""
     c, folder = draft.config, Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {n: w.detach().cpu() for n, w in draft.weights().items()}

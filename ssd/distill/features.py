@@ -83,7 +83,7 @@ def prepare(
         out = opened(making, at[-1], width, create=True) if width else None
         tops: list = [None] * len(s)
         done = 0
-        for group in batches([e - b for b, e in zip(at[:-1], at[1:])]):
+        for group in batches([e - b for b, e in zip(at[:-1], at[1:], strict=True)]):
             ids = [np.concatenate([s.prompts[i], s.completions[i]]) for i in group]
             features, got = target.read(ids, top)
             for k, i in enumerate(group):

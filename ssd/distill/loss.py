@@ -24,15 +24,18 @@ class HeadLoss(torch.autograd.Function):
             index = ids[rows].clamp_min(0)
             pi = p[rows] * there
             q = (x[rows] @ head.T).float()
-            logq = q.gather(1, index) - q.logsumexp(-1, keepdim=True)
-            q = q.softmax(-1)
+            top = q.amax(-1, keepdim=True)
+            q.sub_(top)
+            logq = q.gather(1, index)
+            q.exp_()
+            norm = q.sum(-1, keepdim=True)
+            logq -= norm.log()
             qi = logq.exp() * there
             rest, other = 1 - pi.sum(-1, keepdim=True), (1 - qi.sum(-1, keepdim=True)).clamp_min(1e-6)
             total += (w * -((pi * logq).sum(-1, keepdim=True) + rest * other.log())).sum()
-            q *= w * (1 - rest / other)
+            q *= w * (1 - rest / other) / norm
             # no index comes twice but that of missing ones, which add nothing
-            fix = torch.where(there, w * (qi - pi) - q.gather(1, index), 0)
-            q.scatter_add_(1, index, fix)
+            q.scatter_add_(1, index, torch.where(there, w * (qi - pi) - q.gather(1, index), 0))
             q = q.to(x.dtype)
             dx[rows] = q @ head
             dhead += q.T @ x[rows]

@@ -63,17 +63,17 @@ class Draft(nn.Module):
     def weights(self) -> dict[str, torch.Tensor]:
         return dict(zip(self.names, self.tensors, strict=True))
 
-    def forward(self, ids: torch.Tensor, features: torch.Tensor | None, steps: int = 1) -> list[torch.Tensor]:
-        """The residual stream after the last layer, [B, T, H] for each of the draft's own steps.
+    def forward(self, ids: torch.Tensor, features: torch.Tensor | None, steps: int = 1, skip: int = 0) -> list:
+        """The residual stream after the last layer for each of the draft's own steps, [B, T, H] of step 0 and
+        [B, T - skip, H] of the others, whose rows below `skip` are not wanted.
 
         ids [B, T]; features [B, T, n H] of the target, or None. At step s row j is fed with the draft's own feature of
         row j - 1 at step s - 1, and sees what it will see in use: rows up to j - s as of step 0, then row j - s + i as
-        of step i: a chain of s tokens below root j - s. Rows below s have no root and mean nothing.
+        of step i: a chain of s tokens below root j - s. Rows below skip + s - 1, or s, have no root and mean nothing.
         """
-        c, (b, t) = self.config, ids.shape
+        c, t = self.config, ids.shape[1]
         w = {n: x.to(self.dtype) if x.dim() == 2 else x for n, x in self.weights().items()}
-        token = self.embedding[ids].float()
-        cos, sin = self.cos[:t], self.sin[:t]
+        token, cos, sin = self.embedding[ids].float(), self.cos[:t], self.sin[:t]
         hidden = None
         if c.feature_layers:
             hidden = shifted(self.entered(features), 1, 1)
@@ -85,6 +85,8 @@ class Draft(nn.Module):
                 x = self.layer(w, i, x, token, cos, sin, past[i])
             out.append(x)
             hidden = shifted(x, 1, 1)
+            if step == 0 and skip:
+                hidden, token, cos, sin = hidden[:, skip:], token[:, skip:], cos[skip:], sin[skip:]
         return out
 
     def entered(self, features: torch.Tensor) -> torch.Tensor:
@@ -97,7 +99,10 @@ class Draft(nn.Module):
     def layer(self, w, i, x, token, cos, sin, past) -> torch.Tensor:
         c, p, eps = self.config, f"model.layers.{i}.", self.config.rms_norm_eps
         if i == 0 and c.feature_layers:
-            parts = [rms_norm(token, w[p + "input_layernorm.weight"], eps), rms_norm(x, w[p + "hidden_norm.weight"], eps)]
+            parts = [
+                rms_norm(token, w[p + "input_layernorm.weight"], eps),
+                rms_norm(x, w[p + "hidden_norm.weight"], eps),
+            ]
             h = torch.cat(parts, -1)
         else:
             h = rms_norm(x, w[p + "input_layernorm.weight"], eps)
@@ -120,22 +125,22 @@ class Draft(nn.Module):
 
 
 def attention(q: torch.Tensor, past: list) -> torch.Tensor:
-    """q [B, Hq, T, D] of step s = len(past) - 1 over past[0..s] = (K, V) [B, Hkv, T, D]; see Draft.forward."""
+    """q [B, Hq, T, D], the last rows, of step s = len(past) - 1 over past[0..s] = (K, V); see Draft.forward."""
     step, (k, v) = len(past) - 1, past[0]
     if step == 0:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    (b, heads, t, d), kv = q.shape, k.shape[1]
+    (b, heads, t, d), (kv, keys) = q.shape, k.shape[1:3]
     q = (q * d**-0.5).view(b, kv, heads // kv, t, d)
-    seen = torch.ones(t, t, dtype=torch.bool, device=q.device).tril(-step)
-    scores = [(q @ k[:, :, None].transpose(-1, -2)).masked_fill(~seen, float("-inf"))]
     row = torch.arange(t, device=q.device)[:, None]
+    unseen = torch.arange(keys, device=q.device) > row + (keys - t - step)
+    scores = [(q @ k[:, :, None].transpose(-1, -2)).masked_fill(unseen, float("-inf"))]
     own = []
     for i in range(1, step + 1):  # row j - (step - i), as of step i
         ki, vi = (shifted(x, step - i, 2)[:, :, None] for x in past[i])
         scores.append((q * ki).sum(-1, keepdim=True).masked_fill(row < step - i, float("-inf")))
         own.append(vi)
     p = torch.cat(scores, -1).float().softmax(-1).to(q.dtype)
-    out = p[..., :t] @ v[:, :, None]
+    out = p[..., :keys] @ v[:, :, None]
     for i, vi in enumerate(own):
-        out = out + p[..., t + i : t + i + 1] * vi
+        out = out + p[..., keys + i : keys + i + 1] * vi
     return out.view(b, heads, t, d)

@@ -153,10 +153,12 @@ def run(args, cores) -> int:
         )
         if features:
             write_features(answer.cache, s, answer.target, features)
-        making = path.with_suffix(".making.npz")
+        making = path.with_suffix(".making")
         save(making, s)
         making.rename(path)
         done += sum(map(len, s.completions))
         speed = done / (time.perf_counter() - begin)
         print(f"part {number + 1} of {len(parts)}: {len(s)} answers, {speed:.0f} tokens/s", file=sys.stderr, flush=True)
+        if args.minutes and time.perf_counter() - begin > 60 * args.minutes:
+            break
     return 0

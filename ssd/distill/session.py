@@ -129,7 +129,8 @@ def go_on(args, trainer: Trainer, out: Path, state_file: Path) -> None:
         save_draft(out, trainer.draft)
         (out / "curve.json").write_text(json.dumps(s.curve, indent=1) + "\n")
         shown = "; ".join(
-            f"{name} {v['expected_length']:.3f} ({' '.join(f'{a:.2f}' for a in v['per_position'])})" for name, v in r.items()
+            f"{name} {v['expected_length']:.3f} ({' '.join(f'{a:.2f}' for a in v['per_position'])})"
+            for name, v in r.items()
         )
         say(f"step {s.step}, {s.tokens} tokens, loss {point['loss']:.4f}: accepted length {shown}")
 
@@ -139,7 +140,8 @@ def go_on(args, trainer: Trainer, out: Path, state_file: Path) -> None:
         if sys.stderr.isatty() or s.step % 20 == 0:
             left = (trainer.options.steps - s.step) * spent / max(1, s.step - started)
             speed = (s.tokens - first) / spent
-            line = f"step {s.step} of {trainer.options.steps}, loss {recent[-1]:.4f}, {speed:.0f} tokens/s, {left / 60:.0f} min left"
+            line = f"step {s.step} of {trainer.options.steps}, loss {recent[-1]:.4f}, "
+            line += f"{speed:.0f} tokens/s, {left / 60:.0f} min left"
             say(f"\r{line}   " if sys.stderr.isatty() else line, "" if sys.stderr.isatty() else "\n")
         enough = args.minutes and spent > 60 * args.minutes
         if s.step == trainer.options.steps or s.step % args.evaluate_every == 0 or enough:

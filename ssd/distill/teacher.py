@@ -110,7 +110,7 @@ class Target:
             ids[i, : len(s)] = torch.as_tensor(s, dtype=torch.int64)
         positions = torch.arange(ids.shape[1], device=self.device).expand(ids.shape)
         x, features = self.forward(ids.to(self.device), positions, None)
-        cut = [f[:n].cpu() for f, n in zip(features, lengths)] if features is not None else None
+        cut = [f[:n].cpu() for f, n in zip(features, lengths, strict=True)] if features is not None else None
         if not top:
             return cut, None
         tops = []
@@ -139,7 +139,9 @@ class Target:
         alive, eos = torch.arange(n), torch.tensor(c.eos_token_ids)
         out = Answers([[] for _ in prompts], [[] for _ in prompts], [[] for _ in prompts], None)
         x, features = self.forward(ids.to(self.device), positions, first, cache)
-        kept = [[f[pad - l :]] for f, l in zip(features.cpu(), lengths.tolist())] if self.features else None
+        kept = (
+            [[f[pad - l :]] for f, l in zip(features.cpu(), lengths.tolist(), strict=True)] if self.features else None
+        )
         for step in range(max_tokens):
             logits = self.logits(x[:, -1])
             values, best = logits.topk(TOP, -1)
@@ -148,7 +150,7 @@ class Target:
             drawn = torch.rand(len(mass), 1, generator=generator, device=self.device) * mass[:, -1:]
             drawn = torch.searchsorted(mass, drawn, right=True)[:, 0].clamp_max(c.vocab_size - 1)
             token = torch.where(heat[:, 0] > 0, drawn, best[:, 0])
-            for row, (i, t) in enumerate(zip(alive.tolist(), token.tolist())):
+            for row, (i, t) in enumerate(zip(alive.tolist(), token.tolist(), strict=True)):
                 out.tokens[i].append(t)
                 out.top_ids[i].append(best[row].cpu().numpy())
                 out.top_nlp[i].append(nlp[row])
@@ -162,7 +164,7 @@ class Target:
             position = (lengths[alive] + step)[:, None].to(self.device)
             x, features = self.forward(token[:, None], position, seen[..., : pad + step + 1], cache, pad + step)
             if self.features:
-                for i, f in zip(alive.tolist(), features.cpu()):
+                for i, f in zip(alive.tolist(), features.cpu(), strict=True):
                     kept[i].append(f)
         for i, tokens in enumerate(out.tokens):
             end = next((k + 1 for k, t in enumerate(tokens) if t in c.eos_token_ids), len(tokens))

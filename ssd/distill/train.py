@@ -59,19 +59,19 @@ def losses(draft: Draft, b: Batch, t2d: torch.Tensor, o: TrainOptions) -> torch.
     """Mean loss of a batch's rows and own steps."""
     ids, p, mass = teacher_of(b, t2d)
     own = o.own_steps if draft.config.feature_layers else 1
-    outs = draft(b.ids, b.features, own)
+    skip = max(0, int((b.rows % b.ids.shape[1]).min()) - own)
+    outs = draft(b.ids, b.features, own, skip)
     head = draft.weights()["lm_head.weight"].to(draft.dtype)
-    column = b.rows % b.ids.shape[1]
+    line, column = b.rows // b.ids.shape[1], b.rows % b.ids.shape[1]
     total, weights = 0.0, sum(o.step_decay**s for s in range(own))
     for s, x in enumerate(outs):
         weight = mass * (column >= s) * (o.step_decay**s / weights / len(b.rows))
-        total = total + HeadLoss.apply(draft.normed(x.flatten(0, 1)[b.rows]), head, ids, p, weight)
+        x = x[line, column - (skip if s else 0)]  # [N, H]
+        total = total + HeadLoss.apply(draft.normed(x), head, ids, p, weight)
         if o.feature_loss and draft.config.feature_layers:
             wanted = draft.entered(b.features).flatten(0, 1)[b.rows].detach()  # what row j + 1 is fed with
             size = wanted.square().mean(-1, keepdim=True).sqrt()
-            off = torch.nn.functional.smooth_l1_loss(
-                x.flatten(0, 1)[b.rows] / size, wanted / size, reduction="none"
-            ).mean(-1)
+            off = torch.nn.functional.smooth_l1_loss(x / size, wanted / size, reduction="none").mean(-1)
             total = total + o.feature_loss * (off * weight).sum()
     return total
 
@@ -153,7 +153,9 @@ class Trainer:
                 if isinstance(here[name], dict):
                     both = {**saved[name], **here[name]}
                     changed = ", ".join(k for k in both if saved[name].get(k) != here[name].get(k))
-                raise ValueError(f"the run to be resumed was begun with another {changed}: give the same, or another --out")
+                raise ValueError(
+                    f"the run to be resumed was begun with another {changed}: give the same, or another --out"
+                )
         self.draft.load_state_dict(saved["draft"])
         self.optimizer.load_state_dict(saved["optimizer"])
         self.state = State(**saved["state"])
