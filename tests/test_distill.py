@@ -202,3 +202,16 @@ def test_broken_teacher_data_is_one_sentence(tiny, tmp_path, capsys, content):
         path.write_bytes(content)
     assert distill.main([*call, "--out", str(tmp_path / "d"), str(path)]) == 2
     assert "no recorded teacher data" in capsys.readouterr().err
+
+
+def test_from_another_draft(tiny, tmp_path, capsys):
+    """What comes out after no learning to speak of is what went in, features rescaled or not."""
+    kind = ["--feature-layers", "1,2"]
+    assert train(tiny, tmp_path / "a", *kind, "--steps", "3") == 0
+    still = ["--steps", "1", "--learning-rate", "1e-12", "--weight-decay", "0", "--seed", "5"]
+    assert train(tiny, tmp_path / "b", *kind, *still, "--from", str(tmp_path / "a")) == 0
+    a, b = (load_file(tmp_path / x / "model.safetensors") for x in "ab")
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], rtol=1e-2, atol=1e-6)
+    assert train(tiny, tmp_path / "c", "--feature-layers", "2", *still, "--from", str(tmp_path / "a")) == 2
+    assert "has another feature_layers" in capsys.readouterr().err

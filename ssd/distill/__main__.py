@@ -65,6 +65,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="L,...",
         help="layers of the target to begin with (the last, or the first four and last two)",
     )
+    d.add_argument("--from", dest="begin", metavar="DIR", help="begin with this draft, perhaps on other data")
     d.add_argument("--hidden-size", type=int, metavar="N", help="narrower than the target (the target's)")
     d.add_argument(
         "--draft-vocab", type=int, default=8192, metavar="N", help="tokens that the draft can say (%(default)s)"

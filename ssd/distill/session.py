@@ -14,7 +14,7 @@ from ssd.model.tokenizer import Tokenizer
 
 from . import evaluate
 from .batches import Data, all_tops, load_data
-from .config import choose_vocabulary, first_weights, plan
+from .config import DraftConfig, choose_vocabulary, first_weights, plan
 from .data import expand, load
 from .export import load_draft, save_draft
 from .model import Draft
@@ -51,18 +51,40 @@ def scale_of(data: Data, items: list[int], width: int) -> torch.Tensor:
     return torch.cat(rows).square().mean(0).sqrt().clamp_min(1e-3)
 
 
-def new_draft(args, folder: Path, data: Data, items: list[int], embedding_dtype) -> Draft:
+def new_draft(args, folder: Path, data: Data, items: list[int], embedding: torch.Tensor) -> Draft:
+    """A draft out of the target whose embedding this is, or --from another."""
     c = LlamaConfig.from_folder(folder)
     layers = list(args.layers) or ([c.num_layers - 1] if args.feature_layers else first_and_last(c.num_layers))
     config = plan(folder, layers, args.feature_layers, args.hidden_size, args.draft_vocab)
+    cos, sin = rope_tables(c, data.max_length)
+    dtype = torch.float32 if args.fp32 else torch.bfloat16
+    scale = scale_of(data, items, len(args.feature_layers) * c.hidden_size)
+    if args.begin:
+        was = DraftConfig.from_folder(Path(args.begin)).to_dict()
+        if changed := [k for k, v in config.to_dict().items() if was.get(k) != v]:
+            raise ValueError(f"--from: the draft in {args.begin} has another {', '.join(changed)}")
+        draft = load_draft(Path(args.begin), embedding, dtype, "cpu", scale)
+        draft.cos, draft.sin = cos, sin
+        return draft.to(args.device)
     d2t = torch.arange(c.vocab_size)
     if config.draft_vocab_size < c.vocab_size:
         d2t = choose_vocabulary(*all_tops(data, items), config.draft_vocab_size, c.vocab_size, c.eos_token_ids)
-    weights, embedding = first_weights(config, folder, layers, d2t, args.seed)
-    scale = scale_of(data, items, len(args.feature_layers) * c.hidden_size)
-    cos, sin = rope_tables(c, data.max_length)
-    dtype = torch.float32 if args.fp32 else torch.bfloat16
-    return Draft(config, weights, d2t, embedding.to(embedding_dtype), cos, sin, dtype, scale).to(args.device)
+    weights, own = first_weights(config, folder, layers, d2t, args.seed)
+    if config.has_fc:
+        shrink(config, weights, scale)
+    return Draft(config, weights, d2t, own.to(embedding.dtype), cos, sin, dtype, scale).to(args.device)
+
+
+def shrink(config, weights: dict[str, torch.Tensor], scale: torch.Tensor) -> None:
+    """The same draft with a smaller residual stream, so that the layer's part of it can outgrow what it is fed with.
+
+    A norm comes before every reader of the stream. By the square root of its size: found best of 1, that and all of it.
+    """
+    deepest = max(range(len(config.feature_layers)), key=config.feature_layers.__getitem__)
+    size = scale.view(len(config.feature_layers), -1)[deepest].square().mean() ** 0.25
+    for name, weight in weights.items():
+        if name == "fc.weight" or name.endswith(("o_proj.weight", "down_proj.weight")):
+            weights[name] = weight / size
 
 
 def first_and_last(n: int) -> list[int]:
@@ -72,8 +94,6 @@ def first_and_last(n: int) -> list[int]:
 
 def run_evaluate(args) -> int:
     folder = hub.resolve(args.target)
-    from .config import DraftConfig
-
     layers = DraftConfig.from_folder(Path(args.evaluate)).feature_layers
     data, target = data_of(args, folder, layers)
     draft = load_draft(Path(args.evaluate), target.embedding.cpu(), target.dtype, args.device)
@@ -95,6 +115,7 @@ def run_train(args) -> int:
     """Trains, or goes on; the draft in args.out is that of the last checkpoint."""
     folder, out = hub.resolve(args.target), Path(args.out)
     data, target = data_of(args, folder, args.feature_layers)
+    embedding = target.embedding.cpu().bfloat16()
     del target
     items, held = data.split(args.held_out)
     if not items or not held:
@@ -102,7 +123,7 @@ def run_train(args) -> int:
     held = held[: args.held_max]
     options = TrainOptions(**{name: getattr(args, name) for name in TrainOptions.__dataclass_fields__})
     torch.manual_seed(args.seed)
-    trainer = Trainer(new_draft(args, folder, data, items, torch.bfloat16), data, items, held, options)
+    trainer = Trainer(new_draft(args, folder, data, items, embedding), data, items, held, options)
     state_file = out / "state.pt"
     out.mkdir(parents=True, exist_ok=True)
     if state_file.is_file():

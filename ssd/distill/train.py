@@ -26,7 +26,7 @@ class TrainOptions:
     accumulate: int = 1
     learning_rate: float = 1e-3
     final_rate: float = 0.02  # of learning_rate, at the end
-    warmup: int = 50
+    warmup: int = 20
     weight_decay: float = 0.01
     clip: float = 1.0
     own_steps: int = 4
