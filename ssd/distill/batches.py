@@ -41,6 +41,7 @@ class Data:
 
     def __init__(self, max_length: int = 1024):
         self.items: list = []  # (set, sequence in it, first row of its features, length)
+        self.lengths: list[int] = []
         self.sets: list[tuple[Sequences, torch.Tensor | None]] = []
         self.max_length = max_length
 
@@ -49,7 +50,8 @@ class Data:
         self.sets.append((s, features))
         for i, (begin, end) in enumerate(zip(at[:-1], at[1:], strict=True)):
             if len(s.prompts[i]) < self.max_length - 1:
-                self.items.append((number, i, begin, min(end - begin, self.max_length)))
+                self.lengths.append(min(end - begin, self.max_length))
+                self.items.append((number, i, begin, self.lengths[-1]))
 
     def prompt(self, item: int):
         number, i, *_ = self.items[item]
@@ -61,7 +63,7 @@ class Data:
         return [k for k, o in enumerate(out) if not o], [k for k, o in enumerate(out) if o]
 
     def batch(self, group: list[int]) -> Batch:
-        length = max(self.items[k][3] for k in group)
+        length = max(self.lengths[k] for k in group)
         ids = torch.zeros(len(group), length, dtype=torch.int64)
         wide = self.sets[0][1] is not None
         features = torch.zeros(len(group), length, self.sets[0][1].shape[1], dtype=torch.bfloat16) if wide else None
@@ -82,26 +84,16 @@ class Data:
 
     def groups(self, items: list[int], tokens: int) -> list[list[int]]:
         """The sequences in batches of at most `tokens`, padding included."""
-        return [[items[i] for i in g] for g in batches([self.items[k][3] for k in items], tokens)]
+        return batches(sorted(items, key=self.lengths.__getitem__), self.lengths, tokens)
 
     def epoch(self, items: list[int], tokens: int, seed: int, number: int) -> list[list[int]]:
         """The batches of an epoch: another order and other company in each, a function of its arguments."""
         shuffle = random.Random(f"{seed} {number}")
-        like = {k: (self.items[k][3] // 48, len(self.prompt(k)) // 16, shuffle.random()) for k in items}
+        like = {k: (self.lengths[k] // 48, len(self.prompt(k)) // 16, shuffle.random()) for k in items}
         items = sorted(items, key=like.__getitem__)  # like lengths together, those of prompts too
-        groups = self.groups_in_order(items, tokens)
+        groups = batches(items, self.lengths, tokens)
         shuffle.shuffle(groups)
         return groups
-
-    def groups_in_order(self, items: list[int], tokens: int) -> list[list[int]]:
-        out, group, longest = [], [], 0
-        for k in items:
-            longest = max(longest, self.items[k][3])
-            if group and longest * (len(group) + 1) > tokens:
-                out.append(group)
-                group, longest = [], self.items[k][3]
-            group.append(k)
-        return [*out, group] if group else out
 
 
 def load_data(sets: list[Sequences], target, cache: Path, progress=None) -> Data:

@@ -28,8 +28,10 @@ def save_draft(folder: Path, draft: Draft, dtype=torch.bfloat16) -> None:
     save_json(folder / "config.json", c.to_dict())
 
 
-def load_draft(folder: Path, target_embedding: torch.Tensor, dtype=torch.bfloat16, device="cpu", feature_scale=None) -> Draft:
-    """A Draft of a folder that save_draft wrote. Raises ValueError where a tensor is missing or has another shape."""
+def load_draft(
+    folder: Path, target_embedding: torch.Tensor, dtype=torch.bfloat16, device="cpu", feature_scale=None
+) -> Draft:
+    """A Draft of a folder that save_draft wrote, of the target with this embedding. Raises ValueError where a tensor is missing or has another shape."""
     c = DraftConfig.from_folder(folder)
     tensors = load_file(Path(folder) / "model.safetensors")
     for name, shape in shapes(c).items():
@@ -37,6 +39,6 @@ def load_draft(folder: Path, target_embedding: torch.Tensor, dtype=torch.bfloat1
             got = list(tensors[name].shape) if name in tensors else None
             raise ValueError(f"tensor {name} in {folder}: got {got}, wanted {list(shape)}")
     d2t = tensors.get("d2t", torch.arange(c.vocab_size))
-    embedding = tensors.get("model.embed_tokens.weight", target_embedding).bfloat16()
+    embedding = tensors.get("model.embed_tokens.weight", embedding).bfloat16()
     cos, sin = rope_tables(LlamaConfig.from_folder(folder))
-    return Draft(c, tensors, d2t, embedding, cos, sin, dtype, feature_scale).to(device)
+    return Draft(c, tensors, d2t, embedding, cos, sin, dtype, scale).to(device)

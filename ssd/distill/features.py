@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -55,13 +55,14 @@ def write(folder: Path, s: Sequences, target: Target, rows: list[torch.Tensor]) 
     return path
 
 
-def batches(lengths: list[int], tokens: int = BATCH_TOKENS) -> list[list[int]]:
-    """Sequence numbers in groups of like length, each padded to at most `tokens` (or of one sequence)."""
-    out, group = [], []
-    for i in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
-        if group and lengths[i] * (len(group) + 1) > tokens:
+def batches(order: Iterable[int], lengths: Sequence[int], tokens: int = BATCH_TOKENS) -> list[list[int]]:
+    """Sequence numbers, in their order, in groups that are padded to at most `tokens` (or are of one sequence)."""
+    out, group, longest = [], [], 0
+    for i in order:
+        longest = max(longest, lengths[i])
+        if group and longest * (len(group) + 1) > tokens:
             out.append(group)
-            group = []
+            group, longest = [], lengths[i]
         group.append(i)
     return [*out, group] if group else out
 
@@ -83,7 +84,8 @@ def prepare(
         out = opened(making, at[-1], width, create=True) if width else None
         tops: list = [None] * len(s)
         done = 0
-        for group in batches([e - b for b, e in zip(at[:-1], at[1:], strict=True)]):
+        lengths = [e - b for b, e in zip(at[:-1], at[1:], strict=True)]
+        for group in batches(sorted(range(len(s)), key=lengths.__getitem__), lengths):
             ids = [np.concatenate([s.prompts[i], s.completions[i]]) for i in group]
             features, got = target.read(ids, top)
             for k, i in enumerate(group):
