@@ -1,0 +1,116 @@
+"""Sequences with their features as padded batches of like length."""
+
+import hashlib
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from .data import TOP, Sequences
+from .features import batches, offsets, prepare
+from .loss import teacher
+
+
+@dataclass
+class Batch:
+    """ids [B, T], features [B, T, n H] or None; `rows` of the flat [B * T] have the teacher of what follows them."""
+
+    ids: torch.Tensor
+    features: torch.Tensor | None
+    rows: torch.Tensor  # int64 [N]
+    top_ids: torch.Tensor  # int64 [N, TOP], target ids
+    top_nlp: torch.Tensor  # uint8 [N, TOP]
+    next_ids: torch.Tensor  # int64 [N]: the tokens that do follow
+    sequence: torch.Tensor  # int64 [N]: number of the sequence
+    position: torch.Tensor  # int64 [N]: of the token that follows
+
+    def to(self, device) -> "Batch":
+        return Batch(*(None if t is None else t.to(device, non_blocking=True) for t in vars(self).values()))
+
+
+def held_out(prompt, share: float) -> bool:
+    """Whether sequences of this prompt are kept for evaluation: by its digest, so that all of them are or none."""
+    h = hashlib.blake2b(np.asarray(prompt, np.int32).tobytes(), digest_size=4).digest()
+    return int.from_bytes(h, "little") < share * 2**32
+
+
+class Data:
+    """Several sets of sequences, and the features of each (None for drafts that take none)."""
+
+    def __init__(self, max_length: int = 1024):
+        self.items: list = []  # (set, sequence in it, first row of its features, length)
+        self.lengths: list[int] = []
+        self.sets: list[tuple[Sequences, torch.Tensor | None]] = []
+        self.max_length = max_length
+
+    def add(self, s: Sequences, features: torch.Tensor | None) -> None:
+        number, at = len(self.sets), offsets(s)
+        self.sets.append((s, features))
+        for i, (begin, end) in enumerate(zip(at[:-1], at[1:], strict=True)):
+            if len(s.prompts[i]) < self.max_length - 1:
+                self.lengths.append(min(end - begin, self.max_length))
+                self.items.append((number, i, begin, self.lengths[-1]))
+
+    def prompt(self, item: int):
+        number, i, *_ = self.items[item]
+        return self.sets[number][0].prompts[i]
+
+    def split(self, share: float) -> tuple[list[int], list[int]]:
+        """Numbers of the sequences to learn from, and of those held out."""
+        out = [held_out(self.prompt(k), share) for k in range(len(self.items))]
+        return [k for k, o in enumerate(out) if not o], [k for k, o in enumerate(out) if o]
+
+    def batch(self, group: list[int]) -> Batch:
+        length = max(self.lengths[k] for k in group)
+        ids = torch.zeros(len(group), length, dtype=torch.int64)
+        wide = self.sets[0][1] is not None
+        features = torch.zeros(len(group), length, self.sets[0][1].shape[1], dtype=torch.bfloat16) if wide else None
+        parts: list = [[] for _ in range(6)]
+        for b, k in enumerate(group):
+            number, i, begin, n = self.items[k]
+            s, f = self.sets[number]
+            plen = len(s.prompts[i])
+            row = np.concatenate([s.prompts[i], s.completions[i]]).astype(np.int64)[:n]
+            ids[b, :n] = torch.from_numpy(row)
+            if wide:
+                features[b, :n] = f[begin : begin + n]
+            at = np.arange(plen - 1, n - 1)
+            values = (b * length + at, s.top_ids[i][: n - plen].astype(np.int64), s.top_nlp[i][: n - plen], row[plen:])
+            for part, value in zip(parts, (*values, np.full(n - plen, k), at + 1), strict=True):
+                part.append(value)
+        return Batch(ids, features, *(torch.from_numpy(np.concatenate(p)) for p in parts))
+
+    def groups(self, items: list[int], tokens: int) -> list[list[int]]:
+        """The sequences in batches of at most `tokens`, padding included."""
+        return batches(sorted(items, key=self.lengths.__getitem__), self.lengths, tokens)
+
+    def epoch(self, items: list[int], tokens: int, seed: int, number: int) -> list[list[int]]:
+        """The batches of an epoch: another order and other company in each, a function of its arguments."""
+        shuffle = random.Random(f"{seed} {number}")
+        like = {k: (self.lengths[k] // 48, len(self.prompt(k)) // 16, shuffle.random()) for k in items}
+        items = sorted(items, key=like.__getitem__)  # like lengths together, those of prompts too
+        groups = batches(items, self.lengths, tokens)
+        shuffle.shuffle(groups)
+        return groups
+
+
+def load_data(sets: list[Sequences], target, cache: Path, progress=None) -> Data:
+    """Data of sequences and of the target's features and tokens, computed where they are not in the cache."""
+    data = Data()
+    for s in sets:
+        features = prepare(s, target, cache, progress) if target.features or s.top_ids is None else None
+        data.add(s, features)
+    return data
+
+
+def teacher_of(batch: Batch, t2d: torch.Tensor):
+    return teacher(batch.top_ids, batch.top_nlp, t2d)
+
+
+def all_tops(data: Data, items: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every recorded top token and its nlp, [tokens, TOP], of these sequences."""
+    pairs = [(data.sets[n][0].top_ids[i], data.sets[n][0].top_nlp[i]) for n, i, *_ in (data.items[k] for k in items)]
+    ids, nlp = (np.concatenate([p[j] for p in pairs]).reshape(-1, TOP) for j in (0, 1))
+    return torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(nlp)

@@ -1,0 +1,135 @@
+"""Sequences to learn from: recorded teacher data (.npz), or text (.jsonl)."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+TOP = 8  # teacher tokens kept at each position
+
+
+@dataclass
+class Sequences:
+    """Prompts and their completions as token ids; the teacher's TOP tokens at each completion token, if recorded.
+
+    top_ids[i], top_nlp[i]: [tokens, TOP], negative log-probabilities in sixteenths of a nat (uint8).
+    """
+
+    kinds: list[str] = field(default_factory=list)
+    prompts: list = field(default_factory=list)
+    completions: list = field(default_factory=list)
+    top_ids: list | None = None
+    top_nlp: list | None = None
+    temperatures: list[float] | None = None  # at which the completion was drawn, and its seed, if known
+    seeds: list[int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+
+def encode_nlp(nlp: torch.Tensor) -> torch.Tensor:
+    return (nlp * 16).round().clamp(0, 255).to(torch.uint8)
+
+
+def save(path: Path, s: Sequences) -> None:
+    """One .npz: kind [S], plen, clen [S], prompt, comp (all tokens in a row), top_id, top_nlp16 [tokens, TOP], and
+    temperature, seed [S]."""
+    flat = np.concatenate([np.asarray(x, np.int64) for x in [*s.prompts, *s.completions]])
+    ids = np.uint16 if max(flat.max(), max(t.max() for t in s.top_ids)) < 1 << 16 else np.uint32
+    arrays = dict(
+        kind=np.array(s.kinds),
+        plen=np.array([len(p) for p in s.prompts]), clen=np.array([len(c) for c in s.completions]),
+        prompt=np.concatenate(s.prompts).astype(ids), comp=np.concatenate(s.completions).astype(ids),
+        top_id=np.concatenate(s.top_ids).astype(ids), top_nlp16=np.concatenate(s.top_nlp),
+        temperature=np.array(s.temperatures), seed=np.array(s.seeds),
+    )  # fmt: skip
+    with open(path, "wb") as f:
+        np.savez_compressed(f, **arrays)
+
+
+def load_recorded(path: Path) -> Sequences:
+    """Reads what `save` wrote; temperature and seed may be absent."""
+    try:
+        with np.load(path) as f:
+            a = {k: f[k] for k in f.files}
+        ends = [np.cumsum(a[k])[:-1] for k in ("plen", "clen")]
+        parts = [np.split(a[k], ends[i]) for k, i in (("prompt", 0), ("comp", 1), ("top_id", 1), ("top_nlp16", 1))]
+        sums = [(a["plen"].sum(), len(a["prompt"])), *((a["clen"].sum(), len(a[k])) for k in ("comp", "top_id"))]
+    except (OSError, ValueError, KeyError, EOFError) as e:
+        raise ValueError(f"{path} is no recorded teacher data: {e}") from None
+    if any(wanted != got for wanted, got in sums) or not len(a["plen"]):
+        raise ValueError(f"{path} is no recorded teacher data: the lengths do not add up")
+    more = [a[k].tolist() if k in a else None for k in ("temperature", "seed")]
+    return Sequences(a["kind"].tolist(), *parts, *more)
+
+
+def read_lines(path: Path) -> list[tuple[str, dict]]:
+    """(where it stands, object) of every line of a JSONL file that is not empty."""
+    found = []
+    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
+        if line.strip():
+            where = f"{path} line {number}"
+            try:
+                found.append((where, json.loads(line.decode())))
+            except (ValueError, RecursionError):
+                raise ValueError(f"{where}: is not JSON") from None
+            if not isinstance(found[-1][1], dict):
+                raise ValueError(f"{where}: is not a JSON object")
+    return found
+
+
+def expand(paths: list[str]) -> list[Path]:
+    """Files, and the .npz and .jsonl files of folders."""
+    files = []
+    for path in map(Path, paths):
+        inside = sorted(f for f in path.iterdir() if f.suffix in (".npz", ".jsonl")) if path.is_dir() else [path]
+        if not path.exists():
+            raise ValueError(f"no such file or folder: {path}")
+        if not inside:
+            raise ValueError(f"{path} holds no .npz and no .jsonl file")
+        files += inside
+    return files
+
+
+def chat(tokenizer, text: str) -> list[int]:
+    return tokenizer.encode_chat([{"role": "user", "content": text}])
+
+
+def text_of(line: dict, key: str, where: str) -> str:
+    if not isinstance(line[key], str) or not line[key]:
+        raise ValueError(f"{where}: got {key} {line[key]!r}, wanted a text")
+    return line[key]
+
+
+def load_text(path: Path, tokenizer, eos: int | None) -> Sequences:
+    """Lines {"text"} (learned from whole) or {"prompt", "completion"} (the prompt through the chat template)."""
+    s = Sequences()
+    for where, line in read_lines(path):
+        if "completion" in line and "prompt" in line:
+            prompt = chat(tokenizer, text_of(line, "prompt", where))
+            rest = tokenizer.encode(text_of(line, "completion", where), add_special_tokens=False)
+            rest += [eos] if eos is not None else []
+        elif "text" in line:
+            ids = tokenizer.encode(text_of(line, "text", where))
+            prompt, rest = ids[:1], ids[1:]
+        else:
+            raise ValueError(f"{where}: wanted a `text`, or a `prompt` and its `completion`")
+        if rest:
+            s.kinds.append(str(line.get("task", path.stem)))
+            s.prompts.append(np.array(prompt))
+            s.completions.append(np.array(rest))
+    return s
+
+
+def load(files: list[Path], tokenizer, eos: int | None) -> Sequences:
+    """All sequences of .npz and .jsonl files; top_ids is None where one of them has none recorded."""
+    parts = [load_recorded(f) if f.suffix == ".npz" else load_text(f, tokenizer, eos) for f in files]
+    out = Sequences()
+    for name in vars(out):
+        values = [getattr(p, name) for p in parts]
+        setattr(out, name, None if any(v is None for v in values) else [x for v in values for x in v])
+    if not len(out):
+        raise ValueError(f"no sequence in {', '.join(map(str, files))}")
+    return out

@@ -1,0 +1,150 @@
+"""How many tokens of a draft the target would take, from text that it was not trained on."""
+
+import torch
+
+from ssd import kernels
+
+from .batches import Batch, Data
+from .model import Draft
+
+SHOWN = 256  # rows of whole-vocabulary logits at a time
+
+
+def uniform(n: int, temperature: float) -> list[torch.Tensor]:
+    """temperature, top_k, top_p, min_p of n rows without filters."""
+    return [
+        torch.full((n,), temperature), torch.zeros(n, dtype=torch.int32), torch.ones(n), torch.zeros(n)
+    ]  # fmt: skip
+
+
+def teacher_picks(b: Batch, vocab: int, temperature: float, seeds: torch.Tensor) -> torch.Tensor:
+    """The target's coupled token in each row, were its recorded top tokens all that it has: int64 [N]."""
+    if temperature == 0:
+        return b.top_ids[:, 0]
+    picks = []
+    for i in range(0, len(b.rows), SHOWN):
+        ids, nlp = b.top_ids[i : i + SHOWN], b.top_nlp[i : i + SHOWN]
+        logits = torch.full((len(ids), vocab), float("-inf")).scatter_(1, ids, nlp.float() / -16)
+        rows = uniform(len(ids), temperature)
+        picks.append(kernels.sample(logits, *rows, seeds[i : i + SHOWN], b.position[i : i + SHOWN], False)[0])
+    return torch.cat(picks)
+
+
+@torch.no_grad()
+def accepted(draft: Draft, b: Batch, steps: int, temperature: float, seeds: torch.Tensor, wanted: torch.Tensor):
+    """bool [steps, N]: whether the draft's own step s proposes the wanted token in the row, ranked with the noise of
+    seeds [N]. A draft without features has one step, which is the same at all depths."""
+    out = []
+    own = steps if draft.config.feature_layers else 1
+    for x in draft(b.ids, b.features, own):
+        logits = draft.logits(x.flatten(0, 1)[b.rows]).cpu()
+        rows = uniform(len(logits), temperature)
+        ids, _ = kernels.top_f(logits, *rows, seeds, b.position, 1, None, draft.d2t.cpu())
+        out.append(ids[:, 0] == wanted)
+    return torch.stack(out * (steps // own))
+
+
+def chains(ok: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
+    """Tokens of a chain that are taken below each root: int64 [N] in 0..steps, -1 where the text ends too soon.
+
+    ok [steps, N] in the order of the text. Step s of root row r is row r + s.
+    """
+    steps, n = ok.shape
+    alive, taken = torch.ones(n, dtype=torch.bool), torch.zeros(n, dtype=torch.int64)
+    last = torch.arange(n) + steps - 1
+    whole = (last < n) & (sequence[last.clamp_max(n - 1)] == sequence)
+    for s in range(steps):
+        row = (torch.arange(n) + s).clamp_max(n - 1)
+        alive &= ok[s][row]
+        taken += alive
+    return torch.where(whole, taken, -1)
+
+
+def walk(taken: torch.Tensor, sequence: torch.Tensor) -> tuple[int, int]:
+    """(rounds, tokens) of decoding: from a root on to the one behind the tokens taken and the bonus token."""
+    rounds = tokens = row = 0
+    while row < len(taken):
+        if taken[row] < 0:  # the end of a sequence
+            ends = (sequence[row:] != sequence[row]).nonzero()
+            row = row + int(ends[0]) if len(ends) else len(taken)
+            continue
+        rounds, tokens = rounds + 1, tokens + int(taken[row]) + 1
+        row += int(taken[row]) + 1
+    return rounds, tokens
+
+
+class Tally:
+    """Acceptance per position, given that those before were taken, and accepted length, bonus token included."""
+
+    def __init__(self, steps: int):
+        self.tried, self.taken = torch.zeros(steps), torch.zeros(steps)
+        self.first = self.rows = self.rounds = self.tokens = 0
+
+    def add(self, ok: torch.Tensor, sequence: torch.Tensor) -> None:
+        taken = chains(ok, sequence)
+        self.first, self.rows = self.first + int(ok[0].sum()), self.rows + ok.shape[1]
+        rounds, tokens = walk(taken, sequence)
+        self.rounds, self.tokens = self.rounds + rounds, self.tokens + tokens
+        taken = taken[taken >= 0]
+        for s in range(len(ok)):
+            self.tried[s] += (taken >= s).sum()
+            self.taken[s] += (taken > s).sum()
+
+    def result(self) -> dict:
+        per_position = (self.taken / self.tried.clamp_min(1)).tolist()
+        share, length = 1.0, 1.0
+        for a in per_position:
+            share *= a
+            length += share
+        return {
+            "first": self.first / max(self.rows, 1),
+            "per_position": [round(a, 4) for a in per_position],
+            "expected_length": round(length, 4),
+            "walked_length": round(self.tokens / max(self.rounds, 1), 4),
+            "tokens": self.rows,
+        }
+
+
+def best(per_position: list[float], cost: float) -> tuple[float, int]:
+    """(greatest E / (1 + K c), its K) over K, 0 included; E: 1 + the sum of the chances that k tokens are taken."""
+    share, length, found = 1.0, 1.0, (1.0, 0)
+    for k, a in enumerate(per_position, 1):
+        share *= a
+        length += share
+        found = max(found, (length / (1 + k * cost), k))
+    return found
+
+
+def on_teacher(draft: Draft, data: Data, items: list[int], steps: int, tokens: int) -> dict:
+    """{"greedy", "coupled"}: Tally.result at temperatures 0 and 1 against the teacher's recorded top tokens."""
+    tallies = {"greedy": Tally(steps), "coupled": Tally(steps)}
+    device = draft.d2t.device
+    for group in data.groups(items, tokens):
+        b = data.batch(group)
+        for (_, tally), temperature in zip(tallies.items(), (0.0, 1.0), strict=True):
+            wanted = teacher_picks(b, draft.config.vocab_size, temperature, b.sequence)
+            ok = accepted(draft, b if device.type == "cpu" else b.to(device), steps, temperature, b.sequence, wanted)
+            tally.add(ok, b.sequence)
+    return {name: tally.result() for name, tally in tallies.items()}
+
+
+def on_text(draft: Draft, data: Data, items: list[int], steps: int, tokens: int) -> dict:
+    """{(kind, temperature): Tally.result} against the recorded text itself: what decoding it again would accept.
+
+    Only text that this project's engine drew, or greedy text, can be predicted; other sequences are left out.
+    """
+    out: dict = {}
+    device = draft.d2t.device
+    for group in data.groups(items, tokens):
+        kinds: dict = {}
+        for k in group:
+            number, i, *_ = data.items[k]
+            s = data.sets[number][0]
+            if s.temperatures and (s.temperatures[i] == 0 or s.seeds[i] >= 0):
+                kinds.setdefault((s.kinds[i], s.temperatures[i]), []).append(k)
+        for key, members in kinds.items():
+            b = data.batch(members)
+            seeds = torch.tensor([max(0, data.sets[data.items[k][0]][0].seeds[data.items[k][1]]) for k in b.sequence])
+            ok = accepted(draft, b if device.type == "cpu" else b.to(device), steps, key[1], seeds, b.next_ids)
+            out.setdefault(key, Tally(steps)).add(ok, b.sequence)
+    return {key: tally.result() for key, tally in sorted(out.items())}

@@ -1,0 +1,146 @@
+"""The draft in torch: a Llama, or one fed with the target's features (EAGLE-3: Li et al., arXiv 2503.01840)."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from .config import DraftConfig
+from .teacher import rms_norm, rotate
+
+LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def shapes(c: DraftConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every trained tensor, as in the checkpoint."""
+    q, kv, wide = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim, c.hidden_size
+    out = {}
+    if c.has_fc:
+        out["fc.weight"] = (wide, len(c.feature_layers) * c.target_hidden_size)
+    for i in range(c.num_layers):
+        p, fed = f"model.layers.{i}.", 2 * wide if i == 0 and c.feature_layers else wide
+        out[p + "input_layernorm.weight"] = (wide,)
+        if fed > wide:
+            out[p + "hidden_norm.weight"] = (wide,)
+        out |= {p + f"self_attn.{x}_proj.weight": (n, fed) for x, n in (("q", q), ("k", kv), ("v", kv))}
+        out[p + "self_attn.o_proj.weight"] = (wide, q)
+        out[p + "post_attention_layernorm.weight"] = (wide,)
+        out |= {p + f"mlp.{x}_proj.weight": (c.intermediate_size, wide) for x in ("gate", "up")}
+        out[p + "mlp.down_proj.weight"] = (wide, c.intermediate_size)
+    out["model.norm.weight"] = (wide,)
+    out["lm_head.weight"] = (c.draft_vocab_size, wide)
+    return out
+
+
+def shifted(x: torch.Tensor, by: int, dim: int) -> torch.Tensor:
+    """Row j gets row j - by along dim; zeros come in."""
+    if not by:
+        return x
+    length = x.shape[dim]
+    return torch.cat([torch.zeros_like(x.narrow(dim, 0, min(by, length))), x.narrow(dim, 0, max(length - by, 0))], dim)
+
+
+class Draft(nn.Module):
+    """weights: {name: tensor} as `shapes` says; d2t: int64 [draft vocabulary], target ids; embedding [V, H], fixed.
+
+    Weights are float32; products are computed in `dtype`. cos, sin: float32 [positions, D / 2]. feature_scale [n H]:
+    features are divided by it before fc, so that all weights of fc learn at one pace; 1 in a checkpoint.
+    """
+
+    def __init__(self, config: DraftConfig, weights: dict, d2t, embedding, cos, sin, dtype, feature_scale=None):
+        super().__init__()
+        self.config, self.dtype = config, dtype
+        self.names = list(shapes(config))
+        self.tensors = nn.ParameterList([nn.Parameter(weights[n].float().clone()) for n in self.names])
+        if feature_scale is None:
+            feature_scale = torch.ones(len(config.feature_layers) * config.target_hidden_size)
+        elif config.has_fc:
+            with torch.no_grad():
+                self.weights()["fc.weight"].mul_(feature_scale)
+        fixed = dict(d2t=d2t, embedding=embedding, cos=cos, sin=sin, feature_scale=feature_scale)
+        for name, tensor in fixed.items():
+            self.register_buffer(name, tensor, persistent=False)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        return dict(zip(self.names, self.tensors, strict=True))
+
+    def forward(self, ids: torch.Tensor, features: torch.Tensor | None, steps: int = 1, skip: int = 0) -> list:
+        """The residual stream after the last layer for each of the draft's own steps, [B, T, H] of step 0 and
+        [B, T - skip, H] of the others, whose rows below `skip` are not wanted.
+
+        ids [B, T]; features [B, T, n H] of the target, or None. At step s row j is fed with the draft's own feature of
+        row j - 1 at step s - 1, and sees what it will see in use: rows up to j - s as of step 0, then row j - s + i as
+        of step i: a chain of s tokens below root j - s. Rows below skip + s - 1, or s, have no root and mean nothing.
+        """
+        c, t = self.config, ids.shape[1]
+        w = {n: x.to(self.dtype) if x.dim() == 2 else x for n, x in self.weights().items()}
+        token, cos, sin = self.embedding[ids].float(), self.cos[:t], self.sin[:t]
+        hidden = None
+        if c.feature_layers:
+            hidden = shifted(self.entered(features), 1, 1)
+        past: list[list] = [[] for _ in range(c.num_layers)]  # of each layer: K and V of every step
+        out = []
+        for step in range(steps):
+            x = token if hidden is None else hidden
+            for i in range(c.num_layers):
+                x = self.layer(w, i, x, token, cos, sin, past[i])
+            out.append(x)
+            hidden = shifted(x, 1, 1)
+            if step == 0 and skip:
+                hidden, token, cos, sin = hidden[:, skip:], token[:, skip:], cos[skip:], sin[skip:]
+        return out
+
+    def entered(self, features: torch.Tensor) -> torch.Tensor:
+        """The target's features as the residual stream that the draft's first layer reads."""
+        if not self.config.has_fc:
+            return features.float()
+        fc = self.weights()["fc.weight"].to(self.dtype)
+        return F.linear((features / self.feature_scale).to(self.dtype), fc).float()
+
+    def layer(self, w, i, x, token, cos, sin, past) -> torch.Tensor:
+        c, p, eps = self.config, f"model.layers.{i}.", self.config.rms_norm_eps
+        if i == 0 and c.feature_layers:
+            parts = [
+                rms_norm(token, w[p + "input_layernorm.weight"], eps),
+                rms_norm(x, w[p + "hidden_norm.weight"], eps),
+            ]
+            h = torch.cat(parts, -1)
+        else:
+            h = rms_norm(x, w[p + "input_layernorm.weight"], eps)
+        h, (b, t, _) = h.to(self.dtype), h.shape
+        q, k, v = (F.linear(h, w[p + f"self_attn.{n}_proj.weight"]).view(b, t, -1, c.head_dim) for n in "qkv")
+        q, k = (rotate(y.transpose(1, 2).float(), cos, sin).to(self.dtype) for y in (q, k))
+        past.append((k, v.transpose(1, 2)))
+        a = F.linear(attention(q, past).transpose(1, 2).reshape(b, t, -1), w[p + "self_attn.o_proj.weight"])
+        x = x + a.float()
+        h = rms_norm(x, w[p + "post_attention_layernorm.weight"], eps).to(self.dtype)
+        inner = F.silu(F.linear(h, w[p + "mlp.gate_proj.weight"])) * F.linear(h, w[p + "mlp.up_proj.weight"])
+        return x + F.linear(inner, w[p + "mlp.down_proj.weight"]).float()
+
+    def normed(self, x: torch.Tensor) -> torch.Tensor:
+        """What enters the output head, in the dtype of products."""
+        return rms_norm(x, self.weights()["model.norm.weight"], self.config.rms_norm_eps).to(self.dtype)
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(self.normed(x), self.weights()["lm_head.weight"].to(self.dtype)).float()
+
+
+def attention(q: torch.Tensor, past: list) -> torch.Tensor:
+    """q [B, Hq, T, D], the last rows, of step s = len(past) - 1 over past[0..s] = (K, V); see Draft.forward."""
+    step, (k, v) = len(past) - 1, past[0]
+    if step == 0:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    (b, heads, t, d), (kv, keys) = q.shape, k.shape[1:3]
+    q = (q * d**-0.5).view(b, kv, heads // kv, t, d)
+    row = torch.arange(t, device=q.device)[:, None]
+    unseen = torch.arange(keys, device=q.device) > row + (keys - t - step)
+    scores = [(q @ k[:, :, None].transpose(-1, -2)).masked_fill(unseen, float("-inf"))]
+    own = []
+    for i in range(1, step + 1):  # row j - (step - i), as of step i
+        ki, vi = (shifted(x, step - i, 2)[:, :, None] for x in past[i])
+        scores.append((q * ki).sum(-1, keepdim=True).masked_fill(row < step - i, float("-inf")))
+        own.append(vi)
+    p = torch.cat(scores, -1).float().softmax(-1).to(q.dtype)
+    out = p[..., :keys] @ v[:, :, None]
+    for i, vi in enumerate(own):
+        out = out + p[..., keys + i : keys + i + 1] * vi
+    return out.view(b, heads, t, d)

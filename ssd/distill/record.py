@@ -1,0 +1,164 @@
+"""Teacher data: what the target answers, with its most probable tokens at every step, by the project's own engine."""
+
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ssd import kernels
+from ssd.model import hub
+
+from .data import TOP, Sequences, chat, encode_nlp, expand, read_lines, save, text_of
+from .features import write as write_features
+from .teacher import Target
+
+TURN_TOKENS, TURN_TEMPERATURE = 128, 0.8  # of a user's turn that the target writes
+
+
+class TopSampler:
+    """`kernels.sample` that keeps the TOP most probable tokens of every row, by the row's seed."""
+
+    def __init__(self):
+        self.rows: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
+
+    def __call__(self, logits, temperature, top_k, top_p, min_p, seeds, positions, logprobs=True):
+        values, ids = logits.topk(TOP, -1)
+        nlp = encode_nlp(logits.logsumexp(-1, keepdim=True) - values)
+        for seed, *row in zip(seeds.tolist(), ids.numpy(), nlp.numpy(), strict=True):
+            self.rows.setdefault(seed, []).append(row)
+        return kernels.sample(logits, temperature, top_k, top_p, min_p, seeds, positions, logprobs)
+
+
+def read_prompts(files: list[Path], tokenizer) -> list[tuple[str, list[int], bool]]:
+    """(kind, token ids, whether it is a start) of lines {"prompt"}, answered as they are, and {"start"}: the first
+    words of a user's turn, which the target goes on with itself."""
+    found = []
+    for path in files:
+        if path.suffix != ".jsonl":
+            raise ValueError(f"{path}: wanted a .jsonl file of prompts")
+        for where, line in read_lines(path):
+            kind, key = str(line.get("task", path.stem)), "prompt" if "prompt" in line else "start"
+            if key not in line:
+                raise ValueError(f"{where}: wanted a `prompt`, or the `start` of one")
+            encode = chat if key == "prompt" else start_of_turn
+            found.append((kind, encode(tokenizer, text_of(line, key, where)), key == "start"))
+    if not found:
+        raise ValueError(f"no prompt in {', '.join(map(str, files))}")
+    return found
+
+
+def start_of_turn(tokenizer, text: str) -> list[int]:
+    """The chat template up to the end of these first words of a user's turn."""
+    whole = tokenizer.chat([{"role": "user", "content": text}])
+    return tokenizer.encode(whole[: whole.rindex(text) + len(text)], add_special_tokens=False)
+
+
+class TorchAnswers:
+    """The target in torch: many more tokens a second than the engine where there are many sequences."""
+
+    seeded = False  # by the noise of `kernels.sample`
+
+    def __init__(self, folder: Path, args):
+        from ssd.model.tokenizer import Tokenizer
+
+        self.target = Target(folder, device=args.device, features=args.feature_layers)
+        self.tokenizer, self.eos = Tokenizer(folder), self.target.config.eos_token_ids
+        self.cache, self.batch = Path(args.cache), args.record_batch
+
+    def __call__(self, prompts, temperatures, seed, max_tokens) -> tuple[list, list | None]:
+        """[(tokens, top ids, nlp)] and features, in the order of the prompts."""
+        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+        got, features = [None] * len(prompts), [None] * len(prompts)
+        for at in range(0, len(order), self.batch):
+            group = order[at : at + self.batch]
+            generator = torch.Generator(self.target.device).manual_seed(seed + at)
+            a = self.target.generate(
+                [prompts[i] for i in group], [temperatures[i] for i in group], max_tokens, generator
+            )
+            for k, i in enumerate(group):
+                got[i] = (a.tokens[k], np.stack(a.top_ids[k]), np.stack(a.top_nlp[k]))
+                features[i] = a.features and a.features[k]
+        return got, features if self.target.features else None
+
+
+class EngineAnswers:
+    """The engine of this project; a sequence's noise is that of seed + its number."""
+
+    seeded = True
+
+    def __init__(self, folder: Path, args, cores):
+        from ssd.model.llama import Llama
+        from ssd.model.tokenizer import Tokenizer
+        from ssd.runtime import LLM
+        from ssd.runtime.threads import bind, cores_of
+
+        bind(cores_of(cores))
+        self.sampler, self.tokenizer = TopSampler(), Tokenizer(folder)
+        model = Llama.load(folder, args.dtype)
+        length = min(model.config.max_positions, 1024 + args.max_tokens)
+        self.llm = LLM.from_model(
+            model, self.tokenizer, self.sampler, max_batch=args.record_batch, max_model_len=length,
+            kv_tokens=args.record_batch * length, threads=cores,
+        )  # fmt: skip
+        self.eos = model.config.eos_token_ids
+
+    def __call__(self, prompts, temperatures, seed, max_tokens) -> tuple[list, None]:
+        from ssd.runtime import SamplingParams
+
+        params = [SamplingParams(t, seed=seed + i, max_tokens=max_tokens) for i, t in enumerate(temperatures)]
+        got = []
+        for i, o in enumerate(self.llm.generate(prompts, params)):
+            rows = self.sampler.rows.pop(seed + i)
+            got.append((o.token_ids, *(np.stack(x) for x in zip(*rows, strict=True))))
+        return got, None
+
+
+def record(answer, prompts: list, starts: list, temperatures: list[float], seed: int, max_tokens: int):
+    """(Sequences, features or None) of the answers to [(kind, ids)] and to the turns that grow out of [(kind, ids)].
+
+    Turns are drawn at TURN_TEMPERATURE, and only those that the target ends within TURN_TOKENS count.
+    """
+    if starts:
+        turns, _ = answer([ids for _, ids in starts], [TURN_TEMPERATURE] * len(starts), seed + (1 << 32), TURN_TOKENS)
+        tail = answer.tokenizer.encode_chat([{"role": "user", "content": "x"}])
+        tail = tail[len(start_of_turn(answer.tokenizer, "x")) :]  # what the template has after the user's words
+        for (kind, start), (tokens, *_) in zip(starts, turns, strict=True):
+            if tokens[-1] in answer.eos and len(tokens) > 1:
+                prompts = [*prompts, (kind, [*start, *tokens[:-1], *tail])]
+    heat = [temperatures[i % len(temperatures)] for i in range(len(prompts))]
+    ids = [p for _, p in prompts]
+    got, features = answer(ids, heat, seed, max_tokens)
+    s = Sequences([k for k, _ in prompts], ids, *([g[i] for g in got] for i in range(3)), heat)
+    s.seeds = list(range(seed, seed + len(ids))) if answer.seeded else [-1] * len(ids)
+    return s, features
+
+
+def run(args, cores) -> int:
+    """Writes part_N.npz, args.part prompts each; parts that are there are kept, so that a broken run goes on."""
+    folder, out = hub.resolve(args.target), Path(args.record)
+    answer = TorchAnswers(folder, args) if args.engine == "torch" else EngineAnswers(folder, args, cores)
+    out.mkdir(parents=True, exist_ok=True)
+    lines = read_prompts(expand(args.data), answer.tokenizer)
+    begin, done = time.perf_counter(), 0
+    parts = [lines[i : i + args.part] for i in range(0, len(lines), args.part)]
+    for number, part in enumerate(parts):
+        path = out / f"part_{number}.npz"
+        if path.is_file():
+            continue
+        prompts, starts = ([(kind, ids) for kind, ids, is_start in part if is_start == x] for x in (False, True))
+        s, features = record(
+            answer, prompts, starts, args.temperatures, args.seed + number * args.part, args.max_tokens
+        )
+        if features:
+            write_features(answer.cache, s, answer.target, features)
+        making = path.with_suffix(".making")
+        save(making, s)
+        making.rename(path)
+        done += sum(map(len, s.completions))
+        speed = done / (time.perf_counter() - begin)
+        print(f"part {number + 1} of {len(parts)}: {len(s)} answers, {speed:.0f} tokens/s", file=sys.stderr, flush=True)
+        if args.minutes and time.perf_counter() - begin > 60 * args.minutes:
+            break
+    return 0

@@ -1,0 +1,176 @@
+"""One call of python -m ssd.distill: data in, a draft out; or the acceptance of a draft that is there."""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from ssd.model import hub
+from ssd.model.config import LlamaConfig
+from ssd.model.rope import rope_tables
+from ssd.model.tokenizer import Tokenizer
+
+from . import evaluate
+from .batches import Data, all_tops, load_data
+from .config import DraftConfig, choose_vocabulary, first_weights, plan
+from .data import expand, load
+from .export import load_draft, save_draft
+from .model import Draft
+from .teacher import Target
+from .train import Trainer, TrainOptions, save_state
+
+
+def say(text: str, end: str = "\n") -> None:
+    print(text, end=end, file=sys.stderr, flush=True)
+
+
+def data_of(args, folder: Path, layers) -> tuple[Data, Target]:
+    target = Target(folder, torch.float32 if args.fp32 else torch.bfloat16, args.device, tuple(layers))
+    tokenizer, eos = Tokenizer(folder), target.config.eos_token_ids
+    begin = time.perf_counter()
+
+    def progress(done, total):
+        seconds = time.perf_counter() - begin
+        say(f"\rfeatures: {done} of {total} tokens, {done / seconds:.0f} tokens/s   ", "" if done < total else "\n")
+
+    sets = [load([f], tokenizer, eos[0] if eos else None) for f in expand(args.data)]
+    return load_data(sets, target, Path(args.cache), progress if sys.stderr.isatty() else None), target
+
+
+def scale_of(data: Data, items: list[int], width: int) -> torch.Tensor:
+    """Root mean square of each feature over a sample of rows, float32 [width]."""
+    if not width:
+        return torch.ones(0)
+    rows = []
+    for k in items[:: max(1, len(items) // 256)]:
+        number, i, begin, n = data.items[k]
+        plen = len(data.sets[number][0].prompts[i])
+        rows.append(data.sets[number][1][begin + plen : begin + n : 4].float())
+    return torch.cat(rows).square().mean(0).sqrt().clamp_min(1e-3)
+
+
+def new_draft(args, folder: Path, data: Data, items: list[int], embedding: torch.Tensor) -> Draft:
+    """A draft out of the target whose embedding this is, or --from another."""
+    c = LlamaConfig.from_folder(folder)
+    layers = list(args.layers) or ([c.num_layers - 1] if args.feature_layers else first_and_last(c.num_layers))
+    config = plan(folder, layers, args.feature_layers, args.hidden_size, args.draft_vocab)
+    cos, sin = rope_tables(c, data.max_length)
+    dtype = torch.float32 if args.fp32 else torch.bfloat16
+    scale = scale_of(data, items, len(args.feature_layers) * c.hidden_size)
+    if args.begin:
+        was = DraftConfig.from_folder(Path(args.begin)).to_dict()
+        if changed := [k for k, v in config.to_dict().items() if was.get(k) != v]:
+            raise ValueError(f"--from: the draft in {args.begin} has another {', '.join(changed)}")
+        draft = load_draft(Path(args.begin), embedding, dtype, "cpu", scale)
+        draft.cos, draft.sin = cos, sin
+        return draft.to(args.device)
+    d2t = torch.arange(c.vocab_size)
+    if config.draft_vocab_size < c.vocab_size:
+        d2t = choose_vocabulary(*all_tops(data, items), config.draft_vocab_size, c.vocab_size, c.eos_token_ids)
+    weights, own = first_weights(config, folder, layers, d2t, args.seed)
+    if config.has_fc:
+        shrink(config, weights, scale)
+    return Draft(config, weights, d2t, own.to(embedding.dtype), cos, sin, dtype, scale).to(args.device)
+
+
+def shrink(config, weights: dict[str, torch.Tensor], scale: torch.Tensor) -> None:
+    """The same draft with a smaller residual stream, so that the layer's part of it can outgrow what it is fed with.
+
+    A norm comes before every reader of the stream. By the square root of its size: found best of 1, that and all of it.
+    """
+    deepest = max(range(len(config.feature_layers)), key=config.feature_layers.__getitem__)
+    size = scale.view(len(config.feature_layers), -1)[deepest].square().mean() ** 0.25
+    for name, weight in weights.items():
+        if name == "fc.weight" or name.endswith(("o_proj.weight", "down_proj.weight")):
+            weights[name] = weight / size
+
+
+def first_and_last(n: int) -> list[int]:
+    """The first four layers of n and the last two."""
+    return sorted({*range(min(4, n)), *range(max(0, n - 2), n)})
+
+
+def run_evaluate(args) -> int:
+    folder = hub.resolve(args.target)
+    layers = DraftConfig.from_folder(Path(args.evaluate)).feature_layers
+    data, target = data_of(args, folder, layers)
+    draft = load_draft(Path(args.evaluate), target.embedding.cpu(), target.dtype, args.device)
+    everything = list(range(len(data.items)))
+    results = evaluate.on_text(draft, data, everything, args.depth, args.batch_tokens)
+    if not results:
+        raise ValueError("--evaluate: no sequence is greedy or has the seed that it was drawn with")
+    report = []
+    for (kind, temperature), r in results.items():
+        report.append({"kind": kind, "temperature": temperature} | r)
+        steps = " ".join(f"{a:.3f}" for a in r["per_position"])
+        say(f"{kind:12} temperature {temperature}: {steps}; {r['walked_length']:.2f} tokens a round ({r['tokens']})")
+    if args.json:
+        Path(args.json).write_text(json.dumps(report, indent=2) + "\n")
+    return 0
+
+
+def run_train(args) -> int:
+    """Trains, or goes on; the draft in args.out is that of the last checkpoint."""
+    folder, out = hub.resolve(args.target), Path(args.out)
+    data, target = data_of(args, folder, args.feature_layers)
+    embedding = target.embedding.cpu().bfloat16()
+    del target
+    items, held = data.split(args.held_out)
+    if not items or not held:
+        raise ValueError(f"data: {len(items)} sequences to learn from and {len(held)} held out, wanted some of both")
+    held = held[: args.held_max]
+    options = TrainOptions(**{name: getattr(args, name) for name in TrainOptions.__dataclass_fields__})
+    torch.manual_seed(args.seed)
+    trainer = Trainer(new_draft(args, folder, data, items, embedding), data, items, held, options)
+    state_file = out / "state.pt"
+    out.mkdir(parents=True, exist_ok=True)
+    if state_file.is_file():
+        trainer.load_state_dict(torch.load(state_file, weights_only=True))
+    size = sum(w.numel() for w in trainer.draft.parameters())
+    tokens = sum(len(data.sets[n][0].completions[i]) for n, i, *_ in (data.items[k] for k in items))
+    say(f"{size / 1e6:.1f} M weights, {len(items)} sequences with {tokens} tokens, {len(held)} held out")
+    go_on(args, trainer, out, state_file)
+    return 0
+
+
+def go_on(args, trainer: Trainer, out: Path, state_file: Path) -> None:
+    begin, s = time.perf_counter(), trainer.state
+    started, first = s.step, s.tokens
+    recent: list[float] = []
+
+    def pause() -> None:
+        """Evaluates, saves and tells."""
+        r = trainer.evaluate(args.depth)
+        point = {"step": s.step, "tokens": s.tokens, "seconds": round(s.seconds, 1)}
+        point |= {"loss": sum(recent) / max(len(recent), 1), **r}
+        s.curve.append(point)
+        save_state(state_file, trainer)
+        save_draft(out, trainer.draft)
+        (out / "curve.json").write_text(json.dumps(s.curve, indent=1) + "\n")
+        shown = "; ".join(
+            f"{name} {v['expected_length']:.3f} ({' '.join(f'{a:.2f}' for a in v['per_position'])})"
+            for name, v in r.items()
+        )
+        say(f"step {s.step}, {s.tokens} tokens, loss {point['loss']:.4f}: accepted length {shown}")
+
+    while s.step < trainer.options.steps:
+        recent = [*recent[-49:], trainer.step()]
+        spent = time.perf_counter() - begin
+        if sys.stderr.isatty() or s.step % 20 == 0:
+            left = (trainer.options.steps - s.step) * spent / max(1, s.step - started)
+            speed = (s.tokens - first) / spent
+            line = f"step {s.step} of {trainer.options.steps}, loss {recent[-1]:.4f}, "
+            line += f"{speed:.0f} tokens/s, {left / 60:.0f} min left"
+            say(f"\r{line}   " if sys.stderr.isatty() else line, "" if sys.stderr.isatty() else "\n")
+        enough = args.minutes and spent > 60 * args.minutes
+        if s.step == trainer.options.steps or s.step % args.evaluate_every == 0 or enough:
+            pause()
+            recent = []
+        if enough:
+            break
+    if args.plot:
+        from .plot import plot
+
+        plot(s.curve, Path(args.plot))

@@ -1,0 +1,177 @@
+"""The target in torch, many sequences at once: features, its most probable tokens, answers. CPU or GPU."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from ssd.model.config import LlamaConfig
+from ssd.model.rope import rope_tables
+from ssd.model.weights import Checkpoint, tensor_shapes
+
+from .data import TOP, encode_nlp
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """x [..., heads, T, D]; cos, sin [..., T, D / 2]: halves are pairs, as in Hugging Face's Llama."""
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+@dataclass
+class Answers:
+    """One batch of `generate`, for each sequence: tokens, the teacher's [tokens, TOP] ids and nlp, its features."""
+
+    tokens: list[list[int]]
+    top_ids: list
+    top_nlp: list
+    features: list | None  # [prompt + tokens, n * H], zeros for the last token, which the target never read
+
+
+class Target:
+    """A Llama checkpoint: residual stream float32, products in `dtype`.
+
+    features: layers whose residual stream counts, 0 the embedding, n the output of layer n.
+    """
+
+    def __init__(self, folder: str | Path, dtype=torch.bfloat16, device="cpu", features: tuple[int, ...] = ()):
+        self.config = c = LlamaConfig.from_folder(folder)
+        if any(not 0 <= n <= c.num_layers for n in features):
+            raise ValueError(f"feature layers: got {list(features)}, wanted numbers from 0 to {c.num_layers}")
+        if c.attention_bias or c.mlp_bias:
+            raise ValueError("a target with biases is not supported here")
+        self.features, self.dtype, self.device = tuple(features), dtype, torch.device(device)
+        checkpoint, shapes = Checkpoint(folder), tensor_shapes(c)
+        get = {n: checkpoint.tensor(n, s) for n, s in shapes.items()}.__getitem__
+
+        def matrix(*names):
+            return torch.cat([get(n).to(self.device, dtype) for n in names])
+
+        def vector(name):
+            return get(name).to(self.device, torch.float32)
+
+        self.embedding, self.norm = matrix("model.embed_tokens.weight"), vector("model.norm.weight")
+        self.lm_head = self.embedding if c.tie_word_embeddings else matrix("lm_head.weight")
+        self.layers = []
+        for i in range(c.num_layers):
+            p = f"model.layers.{i}."
+            qkv, gate_up = (
+                matrix(*(f"{p}{part}_proj.weight" for part in parts))
+                for parts in (["self_attn.q", "self_attn.k", "self_attn.v"], ["mlp.gate", "mlp.up"])
+            )
+            o, down = matrix(p + "self_attn.o_proj.weight"), matrix(p + "mlp.down_proj.weight")
+            norms = [vector(p + f"{n}_layernorm.weight") for n in ("input", "post_attention")]
+            self.layers.append((norms[0], qkv, o, norms[1], gate_up, down))
+        self.cos, self.sin = (t.to(self.device) for t in rope_tables(c))
+
+    def forward(self, ids, positions, mask, cache=None, at=0):
+        """ids, positions [B, T]; mask [B, 1, T, keys] of what a row sees, None for causal. cache: one [2, B, Hkv, keys,
+        D] per layer, written from column `at`. Returns the last residual stream [B, T, H] and features [B, T, n H]."""
+        c, (b, t) = self.config, ids.shape
+        heads, kv, dim, group = c.num_heads, c.num_kv_heads, c.head_dim, c.num_heads // c.num_kv_heads
+        cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]
+        x = self.embedding[ids].float()
+        kept = {0: x}
+        for i, (norm, qkv, o, mlp_norm, gate_up, down) in enumerate(self.layers):
+            h = F.linear(rms_norm(x, norm, c.rms_norm_eps).to(self.dtype), qkv).float()
+            h = h.view(b, t, heads + 2 * kv, dim).transpose(1, 2)
+            qk = rotate(h[:, : heads + kv], cos, sin).to(self.dtype)
+            q, k, v = qk[:, :heads], qk[:, heads:], h[:, heads + kv :].to(self.dtype)
+            if cache is not None:
+                cache[i][0, :, :, at : at + t], cache[i][1, :, :, at : at + t] = k, v
+                k, v = cache[i][:, :, :, : at + t]
+            if t == 1:  # the query heads of a group are rows of one product
+                q = q.reshape(b, kv, group, dim)
+                a = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).reshape(b, 1, heads * dim)
+            else:
+                a = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=True)
+                a = a.transpose(1, 2).reshape(b, t, heads * dim)
+            x = x + F.linear(a, o).float()
+            gate, up = F.linear(rms_norm(x, mlp_norm, c.rms_norm_eps).to(self.dtype), gate_up).chunk(2, -1)
+            x = x + F.linear(F.silu(gate) * up, down).float()
+            kept[i + 1] = x if i + 1 in self.features else None
+        return x, torch.cat([kept[n] for n in self.features], -1).to(torch.bfloat16) if self.features else None
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(rms_norm(x, self.norm, self.config.rms_norm_eps).to(self.dtype), self.lm_head).float()
+
+    @torch.inference_mode()
+    def read(self, sequences: list, top: bool):
+        """Features [tokens, n H] of each sequence of token ids and, where asked for, the TOP (ids, nlp) of what follows
+        each of its tokens. Sequences of like length make the least padding."""
+        lengths = [len(s) for s in sequences]
+        ids = torch.zeros(len(sequences), max(lengths), dtype=torch.int64)
+        for i, s in enumerate(sequences):
+            ids[i, : len(s)] = torch.as_tensor(s, dtype=torch.int64)
+        positions = torch.arange(ids.shape[1], device=self.device).expand(ids.shape)
+        x, features = self.forward(ids.to(self.device), positions, None)
+        cut = [f[:n].cpu() for f, n in zip(features, lengths, strict=True)] if features is not None else None
+        if not top:
+            return cut, None
+        tops = []
+        for row, n in zip(x, lengths, strict=True):
+            logits = self.logits(row[:n])
+            values, best = logits.topk(TOP, -1)
+            nlp = encode_nlp(logits.logsumexp(-1, keepdim=True) - values)
+            tops.append((best.cpu().numpy(), nlp.cpu().numpy()))
+        return cut, tops
+
+    @torch.inference_mode()
+    def generate(self, prompts: list, temperatures, max_tokens: int, generator: torch.Generator) -> Answers:
+        """Answers to prompts (token ids), drawn with torch's generator; a sequence ends after an EOS token."""
+        c, n, pad = self.config, len(prompts), max(map(len, prompts))
+        ids, lengths = torch.zeros(n, pad, dtype=torch.int64), torch.tensor([len(p) for p in prompts])
+        for i, p in enumerate(prompts):
+            ids[i, pad - len(p) :] = torch.as_tensor(p, dtype=torch.int64)  # all end in the same column
+        columns = torch.arange(pad + max_tokens)
+        seen = (columns[None] >= (pad - lengths)[:, None])[:, None, None].to(self.device)  # [B, 1, 1, columns]
+        positions = (columns[None, :pad] - (pad - lengths)[:, None]).clamp_min(0).to(self.device)
+        causal = columns[None, :pad] <= columns[:pad, None]
+        first = seen[..., :pad] & causal.to(self.device) | torch.eye(pad, dtype=torch.bool, device=self.device)
+        shape = (2, n, c.num_kv_heads, pad + max_tokens, c.head_dim)
+        cache = [torch.empty(shape, dtype=self.dtype, device=self.device) for _ in self.layers]
+        heat = torch.tensor(temperatures, dtype=torch.float32, device=self.device)[:, None]
+        alive, eos = torch.arange(n), torch.tensor(c.eos_token_ids)
+        out = Answers([[] for _ in prompts], [[] for _ in prompts], [[] for _ in prompts], None)
+        x, features = self.forward(ids.to(self.device), positions, first, cache)
+        kept = (
+            [[f[pad - l :]] for f, l in zip(features.cpu(), lengths.tolist(), strict=True)] if self.features else None
+        )
+        for step in range(max_tokens):
+            logits = self.logits(x[:, -1])
+            values, best = logits.topk(TOP, -1)
+            nlp = encode_nlp(logits.logsumexp(-1, keepdim=True) - values).cpu().numpy()
+            mass = torch.softmax(logits / heat.clamp_min(1e-6), -1).cumsum(-1)
+            drawn = torch.rand(len(mass), 1, generator=generator, device=self.device) * mass[:, -1:]
+            drawn = torch.searchsorted(mass, drawn, right=True)[:, 0].clamp_max(c.vocab_size - 1)
+            token = torch.where(heat[:, 0] > 0, drawn, best[:, 0])
+            for row, (i, t) in enumerate(zip(alive.tolist(), token.tolist(), strict=True)):
+                out.tokens[i].append(t)
+                out.top_ids[i].append(best[row].cpu().numpy())
+                out.top_nlp[i].append(nlp[row])
+            going = ~torch.isin(token.cpu(), eos)
+            if step + 1 == max_tokens or not going.any():
+                break
+            if going.sum() < 0.85 * len(going) or len(going) < 16:  # pack those that go on
+                going = going.nonzero()[:, 0]
+                cache = [kv[:, going] for kv in cache]
+                seen, heat, token, alive = seen[going], heat[going], token[going], alive[going]
+            position = (lengths[alive] + step)[:, None].to(self.device)
+            x, features = self.forward(token[:, None], position, seen[..., : pad + step + 1], cache, pad + step)
+            if self.features:
+                for i, f in zip(alive.tolist(), features.cpu(), strict=True):
+                    kept[i].append(f)
+        for i, tokens in enumerate(out.tokens):
+            end = next((k + 1 for k, t in enumerate(tokens) if t in c.eos_token_ids), len(tokens))
+            for rows in (out.tokens, out.top_ids, out.top_nlp):
+                rows[i] = rows[i][:end]
+            if self.features:
+                kept[i] = torch.cat(kept[i])[: len(prompts[i]) + end - 1]
+                kept[i] = torch.cat([kept[i], kept[i].new_zeros(1, kept[i].shape[1])])
+        out.features = kept
+        return out
