@@ -154,7 +154,7 @@ def tiles(rows, part, int8, swiglu):
         return 16, 16, deep, 2, 5, 255
     if rows <= 128 or int8:
         return 32, 64, 64, 4, 4, 255
-    return 64, (32 if swiglu else 64), 64, 2, 4, None
+    return 64, (32 if swiglu else 64), 64, 2, 4, (None if swiglu else 255)
 
 
 def launch(x, packed, n, bias, residual, swiglu):

@@ -259,7 +259,7 @@ def open_rows(logits, temperature, top_k, top_p, min_p, entries):
         )
         filter_kernel[(rows,)](
             logits, stats, temperature, top_k, top_p, min_p, entries, cuts, vocab, logits.stride(0), chunks,
-            ENTRIES=entries is not None, **size, num_warps=16, enable_fp_fusion=False,
+            ENTRIES=entries is not None, **size, num_warps=16, maxnreg=128, enable_fp_fusion=False,
         )  # fmt: skip
     return stats, cuts, chunks, size
 

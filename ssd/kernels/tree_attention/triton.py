@@ -301,7 +301,7 @@ def tree_attention(
         "SPAN": SPAN,
         "LSE": return_lse,
     }
-    wide = bm == 32 and block["BD"] >= 128  # warps and registers: no bit depends on them; none of these spills
+    wide = bm == 32  # warps and registers: no bit depends on them; none of these spills
     tree_attention_fwd_kernel[tiles, num_kv_heads, 1 if fold_here else spans](
         q, k_cache, v_cache, page_table, prefix_lens, row_offsets, bits, out, lse, part_acc, part_ml,
         num_requests, num_rows, packed, q.stride(0), q.stride(1), *k_cache.stride()[:3], *v_cache.stride()[:3],
