@@ -52,6 +52,23 @@ def linear(rows: list[dict]):
     return figure
 
 
+def hit_rate(rows: list[dict]):
+    """Hit rate against fan-out, one panel for each workload."""
+    by_workload = groups(rows, "workload")
+    figure, axes = panels(len(by_workload), "outcomes that were prepared for")
+    for axis, ((workload,), part) in zip(axes, by_workload.items(), strict=True):
+        for (verify, t), line in groups(part, "verify", "temperature").items():
+            x = [r["fan_out"] for r in line]
+            (drawn,) = axis.plot(x, [r["hit_rate"] for r in line], marker="o", label=f"{verify}, temperature {t:g}")
+            live = [r["hit_rate_realtime"] for r in line]
+            if None not in live:
+                axis.plot(x, live, linestyle=":", color=drawn.get_color())
+        axis.set(xlabel="fan-out", ylabel="hit rate", title=workload, xscale="log", ylim=(0, 1))
+        axis.legend(fontsize="small")
+    figure.tight_layout()
+    return figure
+
+
 def kernels(rows: list[dict]):
     """Fraction of the roofline of every shape, one panel for each operator."""
     rows = [{"cores": None} | r for r in rows if "error" not in r]
@@ -92,5 +109,5 @@ def decode(rows: list[dict]):
 
 if __name__ == "__main__":
     for file in sys.argv[1:]:
-        name = next(n for n in ("linear", "kernels", "decode") if n in Path(file).stem)
+        name = next(n for n in ("linear", "kernels", "decode", "hit_rate") if n in Path(file).stem)
         beside(file, globals()[name], json.loads(Path(file).read_text())["rows"])

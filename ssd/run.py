@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 DEFAULT_TARGET = "SmolLM2-135M-Instruct"
-SPECULATION = ("mode", "draft", "k", "tree_width", "draft_dtype", "verify", "saguaro", "branches")
+SPECULATION = ("mode", "draft", "k", "tree_width", "draft_dtype", "verify", "saguaro", "branches", "fan_out")
 
 
 class BadInput(Exception):
@@ -46,6 +46,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("-k", type=int, metavar="N", help="tokens of a branch (as many as pay, round by round)")
     p.add_argument("--tree-width", type=int, default=1, metavar="N", help="branches of a speculation (1)")
     p.add_argument("--branches", type=int, default=12, metavar="N", help="outcomes that ssd prepares for (%(default)s)")
+    p.add_argument("--fan-out", type=int, metavar="N", help="bonus tokens at every node (--branches, shared out)")
     p.add_argument("--draft-threads", metavar="N|CORES", help="of ssd's draft, as --threads (the last core)")
     p.add_argument("--draft-dtype", choices=("bf16", "int8", "fp32"), help="weights of the draft (as --dtype)")
     p.add_argument(

@@ -231,4 +231,4 @@ def test_the_trace_tells_of_publications_hits_and_passes(folder, target, monkeyp
     published = [e for e in trace.events if e["name"] == "publish"]
     hits = [e for e in trace.events if e["name"] == "hit"]
     assert {e["args"]["depth"] for e in published} == {1, 2, 3} and {e["tid"] for e in published} == {2}
-    assert len(hits) == llm.engine.speculator.hits > 2 and {e["tid"] for e in hits} == {1}
+    assert len(hits) == llm.engine.speculator.hits + 1 > 2 and {e["tid"] for e in hits} == {1}

@@ -1,9 +1,9 @@
-"""Drafts that come with the package, one folder for each target, named as the target is."""
+"""Drafts that come with the package, one folder each, named after their targets."""
 
 from pathlib import Path
 
 
-def default_draft(target: str) -> Path | None:
-    """The folder of the draft for a target (its name or id), or None where none is shipped."""
-    folder = Path(__file__).parent / Path(str(target)).name
+def default_draft(target_name: str | Path) -> Path | None:
+    """The folder of the draft for a target: its name, hub id or folder, of which the last part counts. None if none."""
+    folder = Path(__file__).parent / Path(str(target_name).rstrip("/")).name
     return folder if (folder / "config.json").is_file() else None

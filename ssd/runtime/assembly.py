@@ -61,7 +61,7 @@ def make_speculator(speculation: SpeculationOptions, options: EngineOptions, dra
     costs = costs_of(model, draft, together, apart, drafting, cache_folder())
     lanes = make_lanes(speculation, options, draft, model, max_len)
     cores = {"sd": together or [-1] * len(CORES), "ssd": apart}
-    return Auto(sd, lanes, costs, cores, depth=speculation.depth, branches=speculation.branches)
+    return Auto(sd, lanes, costs, cores, depth=speculation.depth, branches=speculation.outcomes)
 
 
 def make_rule(speculation: SpeculationOptions) -> Coupled | Sampled:
@@ -81,8 +81,8 @@ def make_sd(speculation: SpeculationOptions, options: EngineOptions, draft, max_
 
 
 def make_lanes(speculation: SpeculationOptions, options: EngineOptions, draft: Draft, model, max_len: int) -> Lanes:
-    depth, width, budget = speculation.depth, speculation.tree_width, speculation.branches
-    nodes, slots, fan_out = depth * width, options.max_batch, FanOut()
+    depth, width, budget = speculation.depth, speculation.tree_width, speculation.outcomes
+    nodes, slots, fan_out = depth * width, options.max_batch, FanOut(speculation.fan_out)
     feature_bytes = 4 * draft.feature_width
     cores, rejection = draft_cores(speculation), speculation.verify == "rejection"
 

@@ -46,7 +46,7 @@ class DraftRunner:
         self.kv = draft.new_kv_cache(max_batch * pages, page_size)
         self.page_table = np.arange(max_batch * pages, dtype=np.int32).reshape(max_batch, pages)
         self.own = (draft.config.num_layers,) if draft.feature_layers else ()
-        self.passes = 0
+        self.passes = self.rows = 0  # so far
 
     def forward(self, rows: list[Rows], hidden: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits of the outputs and features of all rows."""
@@ -70,6 +70,7 @@ class DraftRunner:
             mask=mask,
         )
         self.passes += 1
+        self.rows += int(offsets[-1])
         return self.draft.forward_features(batch, self.kv, self.own, hidden)
 
     def hidden(self, features: torch.Tensor, begin: int, end: int) -> torch.Tensor | None:

@@ -10,10 +10,11 @@ class FanOut:
 
     stop[d]: the walk ends at depth d, given that it came so far (all of it at the end of a branch); hit[d][r]: the
     bonus token is then the candidate of rank r. Two tables: of speculations that came from the cache, and of others.
+    each: as many candidates for every node, whatever was learnt.
     """
 
-    def __init__(self, acceptance: float = 0.6, power: float = 1.0, rate: float = 0.03):
-        self.rate = rate
+    def __init__(self, each: int | None = None, acceptance: float = 0.6, power: float = 1.0, rate: float = 0.03):
+        self.each, self.rate = each, rate
         # p_hit(F) = 1 - (F + 1)^-power to begin with
         ranks = [(r + 1.0) ** -power - (r + 2.0) ** -power for r in range(RANKS)]
         self.tables = [
@@ -39,6 +40,8 @@ class FanOut:
 
     def allocate(self, hit: bool, depths: list[int], parents: list[int], budget: int) -> list[int]:
         """Candidates of the root and of each node, `budget` in all: the greatest chances first."""
+        if self.each:
+            return [self.each] * (len(parents) + 1)
         ends = self.chances(hit, depths, parents)
         table = self.tables[hit]["hit"]
         gains = [

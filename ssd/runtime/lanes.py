@@ -69,7 +69,8 @@ class Lanes:
         self.failures = 0
         self.lane = self.cache = None
         self.seconds = self.wait_seconds = 0.0
-        self.hits = self.misses = 0
+        self.hits = self.misses = self.verified_rows = 0
+        self.first: set = set()  # sequences whose first round is still to come: it counts as neither hit nor miss
         self.pass_seconds, self.answer = Mean(), Mean()  # seconds of a pass, of a speculation after a miss
         self.gain = Mean(0.1)  # tokens that such a speculation brought
         self.recoveries = {name: Recoveries() for name in ("local_retry", "rollback", "model_switch")}
@@ -146,6 +147,7 @@ class Lanes:
                 self.cache.free(slot)
         self.next.pop(sequence, None)
         self.waiting.pop(sequence, None)
+        self.first.discard(sequence)
 
     # ---- a round ----
 
@@ -162,6 +164,8 @@ class Lanes:
                 self._answer()
             if self.waiting:
                 self._fetch()
+                if self.lockstep and self.lane:
+                    self._answer()
         prefill = any(not work.sequence.decoding for work in plan)
         trees: list[Tree | None] = []
         for sequence, _ in plan:
@@ -184,6 +188,7 @@ class Lanes:
         self.owners += 1
         slot, n = self.free.pop(), sequence.num_tokens
         self.slot_of[sequence], self.owner_of[sequence] = slot, self.owners
+        self.first.add(sequence)
         self.requests[self.owners] = Request(sequence.params, sequence.seed, len(sequence.tokens))
         features = self.features.get(sequence)
         tokens = torch.from_numpy(sequence.tokens[:n].copy())
@@ -259,8 +264,11 @@ class Lanes:
             for k, s in enumerate(sequences):
                 name = "miss" if k in missed else "hit"
                 self.trace.instant("verify", name, accepted=counts[k] - 1, next=len(self.next.get(s, ())))
-        self.hits += len(sequences) - len(missed)
-        self.misses += len(missed)
+        counted = [k for k, s in enumerate(sequences) if s not in self.first]
+        self.first.difference_update(sequences)
+        self.misses += len(set(counted) & set(missed))
+        self.hits += len(set(counted) - set(missed))
+        self.verified_rows += sum(offsets[i + 1] - offsets[i] for i in known)
         if ask:
             self.waiting = {sequences[k]: perf_counter() for k in missed}
 

@@ -25,7 +25,8 @@ class SpeculationOptions:
     weights, by default the target's.
     verify: "coupled" (the tokens of plain decoding) or "rejection" (the published rule: other tokens, of the same
     distribution). saguaro: with rejection, scale of the draft's likeliest probabilities, in [0, 1]; 1 leaves them.
-    branches: outcomes that ssd prepares for in a round. draft_threads: of ssd's draft, as EngineOptions.threads.
+    branches: outcomes that ssd prepares for in a round, shared out by what was hit before; or fan_out: bonus tokens
+    below every node. draft_threads: of ssd's draft, as EngineOptions.threads.
     lockstep: both lanes of ssd take turns in one thread, so that the draft always finishes: to study, not to be fast.
     """
 
@@ -37,6 +38,7 @@ class SpeculationOptions:
     verify: str = "coupled"
     saguaro: float = 1.0
     branches: int = 12
+    fan_out: int | None = None
     draft_threads: int | list[int] | None = None
     lockstep: bool = False
 
@@ -57,15 +59,22 @@ class SpeculationOptions:
             )
 
         check_integer("branches", self.branches, "1 to 128", lambda x: 1 <= x <= 128)
+        if self.fan_out is not None:
+            check_integer("fan_out", self.fan_out, "1 to 16", lambda x: 1 <= x <= 16)
         if self.mode in ("ssd", "auto"):
             if self.mode == "ssd" and self.verify == "rejection" and self.tree_width > 1:
                 raise ValueError(f"tree_width: got {self.tree_width}, wanted 1 for rejection in mode 'ssd'")
-            rows = self.depth * self.tree_width + self.branches * (1 + self.depth * self.tree_width)
+            rows = self.depth * self.tree_width + self.outcomes * (1 + self.depth * self.tree_width)
             if rows > MAX_ROWS:
                 raise ValueError(
-                    f"branches: got {self.branches}, which with k and tree_width make {rows} rows, wanted {MAX_ROWS}"
+                    f"branches: got {self.outcomes}, which with k and tree_width make {rows} rows, wanted {MAX_ROWS}"
                 )
         cores_of(self.draft_threads)
+
+    @property
+    def outcomes(self) -> int:
+        """Branches of the speculation cache."""
+        return self.fan_out * (self.depth * self.tree_width + 1) if self.fan_out else self.branches
 
     @property
     def depth(self) -> int:

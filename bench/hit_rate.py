@@ -1,0 +1,95 @@
+"""How often the outcome of a verification was prepared for: `python -m bench.hit_rate --data F.jsonl --json F`.
+
+`rows`: workload, temperature, verify (coupled, rejection, saguaro), fan_out (bonus tokens at every node), hit_rate (of
+rounds after the first of each answer, in lockstep: the draft always finishes), hit_rate_realtime (the lanes side by
+side, each on its core), accepted_length (lockstep), draft_overhead (multiply-adds of the draft's linear layers by
+those of the target's).
+"""
+
+import argparse
+import itertools
+import sys
+
+from . import plots, results
+from .decode import PROMPTS, read_workloads
+
+VERIFY = {
+    "coupled": {},
+    "rejection": {"verify": "rejection"},
+    "saguaro": {"verify": "rejection", "saguaro": 0.5},
+}
+
+
+def weights(model) -> int:
+    """Inputs by outputs of all linear layers, for one row."""
+    c = model.config
+    heads = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim
+    first = c.hidden_size if model.hidden_norm is not None else 0  # of a feature draft: twice as many inputs
+    layer = c.hidden_size * heads + c.num_heads * c.head_dim * c.hidden_size + 3 * c.hidden_size * c.intermediate_size
+    return c.num_layers * layer + first * heads + c.hidden_size * model.vocab
+
+
+class Pair:
+    def __init__(self, target: str | None, draft: str | None, dtype: str):
+        from ssd.model import Llama, Tokenizer, resolve
+        from ssd.runtime.assembly import load_draft
+        from ssd.runtime.options import SpeculationOptions
+
+        folder = resolve(target)
+        self.model, self.tokenizer = Llama.load(folder, dtype), Tokenizer(folder)
+        self.draft = load_draft(SpeculationOptions(mode="ssd", draft=draft), str(folder), self.model, dtype)
+        self.ratio = weights(self.draft) / weights(self.model)
+
+    def run(self, ids, params, **options) -> tuple[dict, float]:
+        """Statistics of SSD over the prompts, one at a time, and draft_overhead."""
+        from ssd import LLM
+
+        llm = LLM.from_model(self.model, self.tokenizer, draft=self.draft, mode="ssd", max_batch=1, **options)
+        for prompt, param in zip(ids, params, strict=True):
+            llm.generate([prompt], param)
+        stats, lanes = llm.stats(), llm.engine.speculator
+        overhead = lanes.lane.runner.rows * self.ratio / max(lanes.verified_rows, 1) if lanes.lane else None
+        llm.close()
+        return stats, overhead
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", help="folder or id of the model; the default target otherwise")
+    parser.add_argument("--draft", help="folder or id; the target's own otherwise")
+    parser.add_argument("--dtype", default="bf16")
+    parser.add_argument("--data", nargs="+", metavar="FILE.jsonl", help="files of prompts; three of our own otherwise")
+    parser.add_argument("--limit", type=int, default=10, help="prompts of each file (%(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("-k", type=int, default=4, help="tokens of a branch (%(default)s)")
+    parser.add_argument("--fan-out", default="1,2,4,8,16")
+    parser.add_argument("--temperatures", default="0,0.6,1.0")
+    parser.add_argument("--verify", default="coupled", help=f"some of {', '.join(VERIFY)}")
+    parser.add_argument("--no-realtime", action="store_true", help="in lockstep only")
+    parser.add_argument("--json", metavar="FILE")
+    args = parser.parse_args(argv)
+
+    from ssd import SamplingParams
+
+    pair = Pair(args.target, args.draft, args.dtype)
+    texts = read_workloads(args.data or sorted(map(str, PROMPTS.glob("*.jsonl"))), args.limit)
+    rows = []
+    temperatures, fan_outs = map(float, args.temperatures.split(",")), map(int, args.fan_out.split(","))
+    for workload, t, verify, f in itertools.product(texts, list(temperatures), args.verify.split(","), list(fan_outs)):
+        ids = [pair.tokenizer.encode_chat([{"role": "user", "content": p}]) for p in texts[workload]]
+        params = [SamplingParams(temperature=t, seed=n, max_tokens=args.max_tokens) for n in range(len(ids))]
+        options = {"k": args.k, "fan_out": f, "max_model_len": 2048, **VERIFY[verify]}
+        stats, overhead = pair.run(ids, params, lockstep=True, **options)
+        live = None if args.no_realtime else pair.run(ids, params, **options)[0]["hit_rate"]
+        row = {"workload": workload, "temperature": t, "verify": verify, "fan_out": f, "hit_rate": stats["hit_rate"]}
+        row |= {"hit_rate_realtime": live, "accepted_length": stats["mean_accepted_length"], "draft_overhead": overhead}
+        rows.append(row)
+        print(results.table(rows[-1:], list(row)).splitlines()[-1], file=sys.stderr, flush=True)
+        results.write(args.json, rows)
+    plots.beside(args.json, plots.hit_rate, rows)
+    print(results.table(rows, list(rows[0])))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
