@@ -21,7 +21,8 @@ def product(args) -> list[dict]:
     names = ("dtype", "mode", "draft", "shape", "batch")
     values = (args.dtypes.split(","), args.modes.split(","), args.drafts.split(","), args.shapes.split(","))
     values += (list(map(int, args.batches.split(","))),)
-    return [dict(zip(names, each, strict=True), chunk=next(chunks)) for each in itertools.product(*values)]
+    found = [dict(zip(names, each, strict=True), chunk=next(chunks)) for each in itertools.product(*values)]
+    return [c for c in found if (c["mode"], c["draft"]) != ("ssd", "ngram")]
 
 
 def shape_of(text: str) -> dict:
@@ -49,7 +50,7 @@ class Runner:
 
     def llm(self, dtype: str, batch: int, chunk: int, **speculation):
         from ssd import LLM
-        from ssd.runtime.llm import load_draft
+        from ssd.runtime.assembly import load_draft
         from ssd.runtime.options import SpeculationOptions
 
         model, draft = self.model(dtype), None

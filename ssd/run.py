@@ -11,7 +11,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 DEFAULT_TARGET = "SmolLM2-135M-Instruct"
-SPECULATION = ("mode", "draft", "k", "tree_width", "draft_dtype", "verify", "saguaro", "branches", "fan_out")
+SPECULATION = (
+    "mode",
+    "draft",
+    "k",
+    "tree_width",
+    "draft_dtype",
+    "verify",
+    "saguaro",
+    "branches",
+    "fan_out",
+    "backup_draft",
+)
 
 
 class BadInput(Exception):
@@ -43,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
         "--mode", choices=("ar", "sd", "ssd", "auto"), default="auto", help="how tokens are made (%(default)s)"
     )
     p.add_argument("--draft", metavar="D", help="folder or hub id of the draft, or ngram (the one of the target)")
+    p.add_argument("--backup-draft", metavar="D", help="a larger draft, for where the first brings little (none)")
     p.add_argument("-k", type=int, metavar="N", help="tokens of a branch (as many as pay, round by round)")
     p.add_argument("--tree-width", type=int, default=1, metavar="N", help="branches of a speculation (1)")
     p.add_argument("--branches", type=int, default=12, metavar="N", help="outcomes that ssd prepares for (%(default)s)")

@@ -13,6 +13,12 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.skip(reason="needs a GPU"))
 
 
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    """What is measured and learnt in a test stays there."""
+    monkeypatch.setattr("ssd.runtime.assembly.cache_folder", lambda: tmp_path_factory.getbasetemp() / "cache")
+
+
 @pytest.fixture
 def isas():
     """Names of the instruction sets that this CPU can run; the best is restored afterwards."""

@@ -232,3 +232,103 @@ def test_the_trace_tells_of_publications_hits_and_passes(folder, target, monkeyp
     hits = [e for e in trace.events if e["name"] == "hit"]
     assert {e["args"]["depth"] for e in published} == {1, 2, 3} and {e["tid"] for e in published} == {2}
     assert len(hits) == llm.engine.speculator.hits + 1 > 2 and {e["tid"] for e in hits} == {1}
+
+
+# --- random delays, a backup draft, many requests -------------------------------------------------------------------
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="wants two cores")
+@pytest.mark.parametrize("kind", ["itself", "independent", "features"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_delays_in_both_lanes_change_no_token(kind, seed, folder, target, plain, tmp_path, monkeypatch):
+    import random
+    import time
+
+    from ssd.runtime.lanes import Lanes
+
+    chance = random.Random(seed)
+
+    def delayed(method):
+        def call(*args, **more):
+            time.sleep(chance.choice((0, 0, 0.0003, 0.002)))
+            return method(*args, **more)
+
+        return call
+
+    for owner, names in ((DraftLane, ("compute", "take", "write")), (Lanes, ("propose", "observe", "_take"))):
+        for name in names:
+            monkeypatch.setattr(owner, name, delayed(getattr(owner, name)))
+    draft = load(kind, folder, tmp_path, target, "bf16")
+    for shape in (dict(k=3, max_batch=3), dict(k=2, tree_width=3, branches=6)):
+        llm = make(folder, target, draft, lockstep=False, **shape)
+        assert answers(llm) == plain
+        assert llm.engine.speculator.failures == 0
+        llm.close()
+
+
+@pytest.mark.parametrize("layers", [None, [1, 2]])
+def test_the_larger_draft_is_tried_where_the_first_brings_little_and_left_where_it_brings_no_more(
+    layers, folder, target, plain, tmp_path, monkeypatch
+):
+    from draft_helpers import write_draft
+
+    from ssd.runtime.several import Backup
+
+    monkeypatch.setattr(Backup, "WINDOW", 4)
+    weak = Draft.load(write_draft(tmp_path / "weak", layers=layers), target, "bf16")
+    strong = Draft.load(write_draft(tmp_path / "strong", layers=[0, 2]), target, "bf16")
+    llm = LLM.from_model(
+        target, Tokenizer(folder), draft=weak, backup=strong, mode="ssd", k=3, lockstep=True, seed=3, threads=1
+    )
+    both = llm.engine.speculator
+    assert both.layers == ((0, 2) if layers is None else (0, 1, 2))
+    for _ in range(3):
+        assert answers(llm) == plain
+    assert len(both.switched) >= 2 and all(part.failures == 0 for part in both.parts.values())
+    assert llm.stats()["recoveries"]["model_switch"]["count"] == len(both.switched)
+    assert both.rest > 0 or both.mode == "backup"
+
+
+def soak(llm, requests, seed, faults):
+    """So many requests with cancellations and faults, each compared with its answer alone. Returns bytes of growth
+    after the first half."""
+    import random
+    import resource
+
+    chance, want, half = random.Random(seed), {}, 0
+    alone = LLM.from_model(llm.engine.model, llm.tokenizer, threads=1, max_batch=1)
+    cases = []
+    for i in range(12):
+        params = SamplingParams(temperature=chance.choice((0.0, 0.8)), seed=i, max_tokens=chance.randint(1, 40))
+        cases.append(("".join(chance.choice("abc xyz") for _ in range(chance.randint(1, 60))), params))
+        want[i] = alone.generate(*cases[i])[0].token_ids
+    done = 0
+    while done < requests:
+        if done >= requests // 2 and not half:
+            half = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        picked = [chance.randrange(12) for _ in range(chance.randint(1, 9))]
+        if chance.random() < 0.2:
+            stream = llm.stream(*cases[picked[0]])
+            next(stream)
+            stream.close()
+        if faults and chance.random() < 0.1:
+            lanes = llm.engine.speculator
+            lanes.failures = 0  # they would add up to the end of speculation
+            if lanes.lane:
+                lanes.lane.error = RuntimeError("planted")
+        outputs = llm.generate([cases[i][0] for i in picked], [cases[i][1] for i in picked])
+        assert [o.token_ids for o in outputs] == [want[i] for i in picked]
+        done += len(picked)
+    engine = llm.engine
+    assert engine.allocator.num_free == engine.allocator.num_pages and not engine.scheduler.running
+    lanes = engine.speculator
+    assert not lanes.slot_of and not lanes.requests and not lanes.features and not lanes.next
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - half) * 1024
+
+
+@pytest.mark.parametrize("requests", [150, pytest.param(2000, marks=pytest.mark.slow)])
+def test_soak(requests, folder, target, tmp_path):
+    draft = load("features", folder, tmp_path, target, "bf16")
+    llm = make(folder, target, draft, k=3, lockstep=False, max_batch=4, kv_tokens=600)
+    assert soak(llm, requests, 0, faults=True) < 20 << 20
+    llm.close()

@@ -72,6 +72,7 @@ class Draft(Llama):
         if device.type != "cpu":
             weights.move(device, norm_dtype)
         draft = cls(config, weights, *(t.to(device) for t in rope_tables(config, len(target.cos))), dtype)
+        draft.folder = folder
         draft.vocab, draft.feature_layers, draft.shift = outputs, layers, int(eagle)
         draft.feature_width = len(layers) * wide.hidden_size
         draft.ids = read_ids(checkpoint, outputs, wide.vocab_size, eagle)

@@ -1,5 +1,8 @@
 """Puts the parts of a mode together."""
 
+import hashlib
+from pathlib import Path
+
 from ssd.model.draft import Draft
 from ssd.model.hub import cache_folder
 
@@ -12,9 +15,20 @@ from .fan_out import FanOut
 from .lanes import Lanes
 from .ngram import NgramProposer
 from .options import EngineOptions, SpeculationOptions
+from .several import Backup
 from .speculation_cache import SpeculationCache
 from .speculator import Speculator
 from .threads import CORES, cores_of
+
+
+def load_drafts(options: SpeculationOptions, target: str | None, model, dtype: str) -> tuple:
+    """The draft of load_draft, and the backup draft or None."""
+    from ssd.model import hub
+
+    draft, backup = load_draft(options, target, model, dtype), None
+    if options.backup_draft:
+        backup = Draft.load(hub.resolve(options.backup_draft), model, options.draft_dtype or dtype)
+    return draft, backup
 
 
 def load_draft(options: SpeculationOptions, target: str | None, model, dtype: str) -> Draft | str:
@@ -44,14 +58,15 @@ def draft_cores(speculation: SpeculationOptions) -> list[int]:
     return [CORES[-1]] if speculation.draft_threads is None else cores_of(speculation.draft_threads)
 
 
-def make_speculator(speculation: SpeculationOptions, options: EngineOptions, draft, model, max_len: int):
-    """What an engine needs for a mode; None for plain decoding."""
+def make_speculator(speculation: SpeculationOptions, options: EngineOptions, drafts, model, max_len: int):
+    """What an engine needs for a mode; None for plain decoding. drafts: the draft and the backup draft or None."""
     if speculation.mode == "ar":
         return None
+    draft, backup = drafts
+    if draft == "ngram" and speculation.mode == "ssd":
+        raise ValueError("draft: got ngram, wanted a draft model for mode 'ssd'")
     if speculation.mode == "ssd":
-        if draft == "ngram":
-            raise ValueError("draft: got ngram, wanted a draft model for mode 'ssd'")
-        return make_lanes(speculation, options, draft, model, max_len)
+        return make_lanes(speculation, options, draft, backup, model, max_len)
     sd = make_sd(speculation, options, draft, max_len)
     if speculation.mode == "sd" or draft == "ngram" or len(CORES) < 2 or options.threads not in (None, len(CORES)):
         return sd
@@ -59,7 +74,7 @@ def make_speculator(speculation: SpeculationOptions, options: EngineOptions, dra
         return sd
     together, apart, drafting = cores_of(options.threads), list(CORES[:-1]), draft_cores(speculation)
     costs = costs_of(model, draft, together, apart, drafting, cache_folder())
-    lanes = make_lanes(speculation, options, draft, model, max_len)
+    lanes = make_lanes(speculation, options, draft, backup, model, max_len)
     cores = {"sd": together or [-1] * len(CORES), "ssd": apart}
     return Auto(sd, lanes, costs, cores, depth=speculation.depth, branches=speculation.outcomes)
 
@@ -80,9 +95,23 @@ def make_sd(speculation: SpeculationOptions, options: EngineOptions, draft, max_
     return Speculator(proposer, policy, rejection)
 
 
-def make_lanes(speculation: SpeculationOptions, options: EngineOptions, draft: Draft, model, max_len: int) -> Lanes:
+def make_lanes(speculation, options, draft: Draft, backup: Draft | None, model, max_len: int) -> Lanes | Backup:
+    first = lanes_of(speculation, options, draft, model, max_len)
+    return Backup(first, lanes_of(speculation, options, backup, model, max_len)) if backup else first
+
+
+def history(draft: Draft, model) -> list[Path]:
+    """Where the hits of a pair are kept: what runs here left, and what came with the draft."""
+    pair = repr((model.config, model.dtype, draft.config, draft.vocab, draft.feature_layers))
+    own = cache_folder() / f"history-{hashlib.sha256(pair.encode()).hexdigest()[:16]}.json"
+    return [own, draft.folder / "history.json"]
+
+
+def lanes_of(speculation: SpeculationOptions, options: EngineOptions, draft: Draft, model, max_len: int) -> Lanes:
     depth, width, budget = speculation.depth, speculation.tree_width, speculation.outcomes
-    nodes, slots, fan_out = depth * width, options.max_batch, FanOut(speculation.fan_out)
+    nodes, slots = depth * width, options.max_batch
+    kept = history(draft, model)
+    fan_out = FanOut.read([] if speculation.lockstep else kept, speculation.fan_out)
     feature_bytes = 4 * draft.feature_width
     cores, rejection = draft_cores(speculation), speculation.verify == "rejection"
 
@@ -98,5 +127,5 @@ def make_lanes(speculation: SpeculationOptions, options: EngineOptions, draft: D
     return Lanes(
         start, slots=slots, layers=draft.feature_layers, width=draft.feature_width, depth=depth,
         vocab=model.config.vocab_size, fallback=NgramProposer(), lockstep=speculation.lockstep,
-        rejection=rejection, ids=draft.ids,
+        rejection=rejection, ids=draft.ids, history=None if speculation.lockstep else (fan_out, kept[0]),
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from .costs import Costs
 from .policy import Mean
+from .several import Several
 from .threads import bind
 
 EVERY = 24  # rounds between two decisions
@@ -9,62 +10,30 @@ MARGIN = 1.08  # by which another mode must be better
 HIT_RATE = 0.7  # before one was measured
 
 
-class Auto:
-    """A speculator that hands every round to one of two: "sd" (which decodes plainly where speculation does not pay)
-    and "ssd". cores: of the calling thread in each. Acceptance is learnt in both, the hit rate in "ssd"; a mode's
-    prediction is corrected by what it gave when it ran.
+class Auto(Several):
+    """Two parts: "sd" (which decodes plainly where speculation does not pay) and "ssd". cores: of the calling thread
+    in each. Acceptance is learnt in both, the hit rate in "ssd"; a mode's prediction is corrected by what it gave when
+    it ran.
     """
 
-    rejection = False
-
     def __init__(self, sd, ssd, costs: Costs, cores: dict[str, list[int] | None], *, depth: int, branches: int):
+        super().__init__({"sd": sd, "ssd": ssd}, "sd")
         self.costs, self.cores = costs, cores
         self.depth, self.branches = depth, branches
-        self.parts, self.mode = {"sd": sd, "ssd": ssd}, "sd"
-        ssd.pause()
         self.acceptance = Mean(0.03)
         self.correction = {"sd": Mean(0.3), "ssd": Mean(0.3)}
         self.rounds = self.tokens = self.switches = 0
         self.elapsed = 0.0
-        self._trace = None
         self.sequences = 1  # of the newest pass
-
-    @property
-    def current(self):
-        return self.parts[self.mode]
-
-    @property
-    def layers(self):
-        return self.current.layers
-
-    @property
-    def seconds(self) -> float:
-        return self.current.seconds
-
-    @property
-    def trace(self):
-        return self._trace
-
-    @trace.setter
-    def trace(self, trace) -> None:
-        self._trace = trace
-        for part in self.parts.values():
-            part.trace = trace
 
     def propose(self, plan):
         if self.rounds >= EVERY and all(w.sequence.decoding for w in plan):
             self._decide()
         self.sequences = len(plan)
-        return self.current.propose(plan)
-
-    def verify(self, *args):
-        return self.current.verify(*args)
+        return super().propose(plan)
 
     def observe(self, plan, trees, paths, offsets, features, seconds: float) -> None:
-        self.current.observe(plan, trees, paths, offsets, features, seconds)
-        for name, part in self.parts.items():  # features are kept by all who may need them
-            if name != self.mode and part.layers:
-                part.keep(plan, paths, offsets, features)
+        super().observe(plan, trees, paths, offsets, features, seconds)
         if not all(w.sequence.decoding for w in plan):
             return
         self.rounds += 1
@@ -98,26 +67,14 @@ class Auto:
         self.rounds = self.tokens = 0
         self.elapsed = 0.0
         if predicted[other] > MARGIN * predicted[self.mode]:
-            self._switch(other)
-
-    def _switch(self, mode: str) -> None:
-        self.current.pause()
-        self.mode = mode
-        self.switches += 1
-        bind(self.cores[mode])
-        if self._trace:
-            self._trace.instant("verify", f"mode {mode}", **self.predictions())
-
-    def close(self) -> None:
-        for part in self.parts.values():
-            part.close()
+            self.switch(other)
+            self.switches += 1
+            bind(self.cores[other])
+            if self.trace:
+                self.trace.instant("verify", f"mode {other}", **predicted)
 
     def stats(self) -> dict:
         out = {}
         for part in self.parts.values():
             out |= part.stats()
         return out | {"mode": self.mode, "mode_switches": self.switches, "predicted": self.predictions()}
-
-    def release(self, sequence) -> None:
-        for part in self.parts.values():
-            part.release(sequence)

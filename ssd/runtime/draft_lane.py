@@ -18,6 +18,7 @@ from .tree import Tree
 
 CHUNK = 256  # rows of a prompt in one pass
 WAIT_US = 50_000
+LEAST = 3.0  # outcomes prepared for, however short the time
 
 
 class Request(NamedTuple):
@@ -44,6 +45,7 @@ class DraftLane(threading.Thread):
         self.runner, self.rule, self.cache = runner, rule, cache
         self.requests, self.wants, self.fan_out = requests, wants, fan_out
         self.depth, self.width, self.budget, self.cores = depth, width, budget, cores
+        self.share = float(budget)  # of the budget, that can be prepared in time
         self.forests: dict[int, Forest] = {}
         self.owners: dict[int, int] = {}
         self.slots = torch.arange(cache.slots)
@@ -194,7 +196,7 @@ class DraftLane(threading.Thread):
 
     def fork(self, forests: list[Forest]) -> None:
         """Branches for the likely outcomes of each forest's round, published depth by depth."""
-        budget = max(1, self.budget // len(forests))
+        budget = max(1, int(self.share) // len(forests))
         live = []
         for f in forests:
             depths, parents = f.tree.depth[: f.flight], f.tree.parents[: f.flight]
@@ -217,9 +219,15 @@ class DraftLane(threading.Thread):
             span = self.width  # nodes of a level of a branch
             parents = [-1] * span if level == 1 else list(range(count - span, count))
             told = [each for each in levels if not self.newer(each[0])]
+            if len(told) < len(levels) or level == self.depth:
+                self.clock(level == self.depth and len(told) == len(levels))
             self._publish(told, parents, count)
             live = [(f, keys) for f, keys, *_ in told]
             count += span
+
+    def clock(self, in_time: bool) -> None:
+        """Prepare for fewer outcomes where a round was over before its branches were, for more where there was time."""
+        self.share = min(self.share + 0.5, self.budget) if in_time else max(0.8 * self.share, LEAST)
 
     def _publish(self, told: list[tuple], parents: list[int], count: int) -> None:
         """One more level, behind `count` nodes, of every branch of forests: (forest, keys, tokens branch by branch,

@@ -1,6 +1,8 @@
 """Which bonus tokens a draft prepares for: the budget of branches shared out among the nodes of a speculation
 (Kumar, Dao, May, arXiv 2603.03251, theorem 12; then by what was measured)."""
 
+import json
+
 RANKS = 16  # bonus tokens of one node at most
 DEPTHS = 16
 
@@ -20,6 +22,30 @@ class FanOut:
         self.tables = [
             {"accept": [acceptance] * DEPTHS, "hit": [list(ranks) for _ in range(DEPTHS + 1)]} for _ in range(2)
         ]
+
+    @classmethod
+    def read(cls, paths, each: int | None = None) -> "FanOut":
+        """With the tables of the first file that holds some; a file that cannot be read counts for nothing."""
+        fan_out = cls(each)
+        for path in paths:
+            try:
+                tables = json.loads(path.read_text())["tables"]
+                shapes = [(len(t["accept"]), len(t["hit"]), {len(row) for row in t["hit"]}) for t in tables]
+                values = [x for t in tables for row in (t["accept"], *t["hit"]) for x in row]
+                if shapes == 2 * [(DEPTHS, DEPTHS + 1, {RANKS})] and all(0 <= x <= 1 for x in values):
+                    fan_out.tables = tables
+                    break
+            except (OSError, ValueError, TypeError, KeyError):
+                continue
+        return fan_out
+
+    def write(self, path) -> None:
+        """Keep the tables for later runs; without a place for them they are lost, and nothing else."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps({"tables": self.tables}))
+        except OSError:
+            pass
 
     def chances(self, hit: bool, depths: list[int], parents: list[int]) -> list[float]:
         """For the root and each node of a tree: the chance that the walk ends there."""

@@ -49,15 +49,18 @@ class Lanes:
     start: makes a cache and a draft lane for it, from (requests, wants); the lane is not started yet. layers: of the
     target whose features the draft reads, of `width` floats in all. vocab: token ids are below it. fallback: a proposer
     that costs nothing, or None. lockstep: both lanes in the calling thread, the draft always finishes. rejection:
-    verify by rejection sampling; ids: then the target's id of each output of the draft, or None.
+    verify by rejection sampling; ids: then the target's id of each output of the draft, or None. history: (FanOut, file
+    that keeps it) or None.
     """
 
     def __init__(
         self, start: Callable[[dict, np.ndarray], tuple[SpeculationCache, DraftLane]], *, slots: int, layers,
         width: int, depth: int, vocab: int, fallback=None, lockstep: bool = False, rejection: bool = False, ids=None,
+        history=None,
     ):  # fmt: skip
         self.start, self.layers, self.width, self.depth, self.fallback = start, layers, width, depth, fallback
         self.vocab, self.lockstep, self.rejection, self.ids = vocab, lockstep, rejection, ids
+        self.history = history
         self.free, self.slot_of = list(range(slots))[::-1], {}
         self.requests: dict[int, Request] = {}
         self.owner_of: dict[object, int] = {}
@@ -102,6 +105,8 @@ class Lanes:
         if self.lane:
             end(self.lane)
             self.lane = None
+            if self.history and self.hits + self.misses:
+                self.history[0].write(self.history[1])
 
     def pause(self) -> None:
         """Let the draft lane sleep; sequences are told to it anew when the next proposal is asked for."""

@@ -9,7 +9,7 @@ import torch
 
 from ssd import kernels
 
-from .assembly import load_draft, make_speculator, verify_cores
+from .assembly import load_drafts, make_speculator, verify_cores
 from .engine import Engine
 from .metrics import Metrics
 from .options import EngineOptions, SpeculationOptions
@@ -41,23 +41,23 @@ class LLM:
         bind(verify_cores(speculation, engine))
         folder = hub.resolve(target)
         model = Llama.load(folder, dtype)
-        draft = None if speculation.mode == "ar" else load_draft(speculation, target, model, dtype)
-        self._set_up(model, Tokenizer(folder), engine, speculation, draft)
+        drafts = None if speculation.mode == "ar" else load_drafts(speculation, target, model, dtype)
+        self._set_up(model, Tokenizer(folder), engine, speculation, drafts)
 
     @classmethod
-    def from_model(cls, model, tokenizer, sample=kernels.sample, draft=None, **options) -> "LLM":
+    def from_model(cls, model, tokenizer, sample=kernels.sample, draft=None, backup=None, **options) -> "LLM":
         """An LLM on a loaded model and tokenizer; sample: an operator in place of that of ssd.kernels; draft: a loaded
-        Draft or "ngram", for the modes that speculate."""
+        Draft or "ngram", for the modes that speculate; backup: a larger Draft."""
         llm = cls.__new__(cls)
-        llm._set_up(model, tokenizer, *split(options), draft, sample)
+        llm._set_up(model, tokenizer, *split(options), (draft, backup), sample)
         return llm
 
     def _set_up(
-        self, model, tokenizer, options: EngineOptions, speculation: SpeculationOptions, draft, sample=kernels.sample
+        self, model, tokenizer, options: EngineOptions, speculation: SpeculationOptions, drafts, sample=kernels.sample
     ) -> None:
         self.tokenizer, self.options, self.speculation = tokenizer, options, speculation
         self.max_model_len, kv_tokens = options.sizes(model.config.max_positions)
-        speculator = make_speculator(speculation, options, draft, model, self.max_model_len)
+        speculator = make_speculator(speculation, options, drafts, model, self.max_model_len)
         self.engine = Engine(
             model, sample, model.config.eos_token_ids, max_batch=options.max_batch, max_model_len=self.max_model_len,
             kv_tokens=kv_tokens, prefill_chunk=options.prefill_chunk, speculator=speculator,

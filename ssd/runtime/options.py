@@ -26,8 +26,9 @@ class SpeculationOptions:
     verify: "coupled" (the tokens of plain decoding) or "rejection" (the published rule: other tokens, of the same
     distribution). saguaro: with rejection, scale of the draft's likeliest probabilities, in [0, 1]; 1 leaves them.
     branches: outcomes that ssd prepares for in a round, shared out by what was hit before; or fan_out: bonus tokens
-    below every node. draft_threads: of ssd's draft, as EngineOptions.threads.
-    lockstep: both lanes of ssd take turns in one thread, so that the draft always finishes: to study, not to be fast.
+    below every node. draft_threads: of ssd's draft, as EngineOptions.threads. backup_draft: a larger one that ssd
+    changes to where the draft brings little. lockstep: both lanes of ssd take turns in one thread, so that the draft
+    always finishes: to study, not to be fast.
     """
 
     mode: str = "ar"
@@ -40,6 +41,7 @@ class SpeculationOptions:
     branches: int = 12
     fan_out: int | None = None
     draft_threads: int | list[int] | None = None
+    backup_draft: str | None = None
     lockstep: bool = False
 
     def __post_init__(self):
