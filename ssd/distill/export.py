@@ -28,10 +28,11 @@ def save_draft(folder: Path, draft: Draft, dtype=torch.bfloat16) -> None:
     save_json(folder / "config.json", c.to_dict())
 
 
-def load_draft(
-    folder: Path, target_embedding: torch.Tensor, dtype=torch.bfloat16, device="cpu", feature_scale=None
-) -> Draft:
-    """A Draft of a folder that save_draft wrote, of the target with this embedding. Raises ValueError where a tensor is missing or has another shape."""
+def load_draft(folder: Path, embedding: torch.Tensor, dtype=torch.bfloat16, device="cpu", scale=None) -> Draft:
+    """A Draft of a folder that save_draft wrote, of the target with this embedding; scale: Draft's feature_scale.
+
+    Raises ValueError where a tensor is missing or has another shape.
+    """
     c = DraftConfig.from_folder(folder)
     tensors = load_file(Path(folder) / "model.safetensors")
     for name, shape in shapes(c).items():
