@@ -97,7 +97,7 @@ class Lanes:
         self.cache, self.lane = self.start(self.requests, self.wants)
         self.lane.trace = self._trace
         if not self.lockstep:
-            weakref.finalize(self, end, self.lane)
+            self._at_end = weakref.finalize(self, end, self.lane)
             self.lane.start()
 
     def close(self) -> None:
@@ -128,6 +128,8 @@ class Lanes:
             return
         begin = perf_counter()
         lane.stop()
+        if not self.lockstep:
+            self._at_end.detach()  # what is given up is kept by nobody
         self.failures += 1
         what = repr(lane.error) if lane.error else f"no sign of life for {STALLED} s"
         self.lane = self.cache = None
