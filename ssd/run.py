@@ -215,7 +215,19 @@ def summary(stats: dict, outputs: list, seconds: float) -> str:
     length = stats["mean_accepted_length"]
     accepted = f"{length:.2f} tokens a round, " if length and stats["acceptance_rate"] is not None else ""
     hits = f"hit rate {stats['hit_rate']:.2f}, " if stats["hit_rate"] is not None else ""
-    return f"[{prompts}{tokens} tokens in {seconds:.2f} s; decoding {speed}{accepted}{hits}{prefill}]"
+    return f"[{prompts}{tokens} tokens in {seconds:.2f} s; decoding {speed}{accepted}{hits}{shares(stats)}{prefill}]"
+
+
+def shares(stats: dict) -> str:
+    """How the time of decoding is split, where more than the target runs."""
+    if stats["acceptance_rate"] is None or not stats["decode_seconds"]:
+        return ""
+    whole = 1e3 * stats["decode_seconds"]
+    passes = stats["decode_passes"]
+    parts = {"verifying": stats["verify_ms"], "waiting": stats["wait_ms"]}
+    if stats["hit_rate"] is None:
+        parts["drafting"] = stats["draft_ms"]
+    return ", ".join(f"{100 * ms * passes / whole:.0f} % {name}" for name, ms in parts.items() if ms) + ", "
 
 
 def write_json(args, llm, prompts, outputs, stats) -> None:

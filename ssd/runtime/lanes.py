@@ -72,7 +72,7 @@ class Lanes:
         self.failures = 0
         self.lane = self.cache = None
         self.seconds = self.wait_seconds = 0.0
-        self.hits = self.misses = self.verified_rows = 0
+        self.hits = self.misses = self.verified_rows = self.rounds = 0
         self.first: set = set()  # sequences whose first round is still to come: it counts as neither hit nor miss
         self.pass_seconds, self.answer = Mean(), Mean()  # seconds of a pass, of a speculation after a miss
         self.gain = Mean(0.1)  # tokens that such a speculation brought
@@ -273,6 +273,7 @@ class Lanes:
                 self.trace.instant("verify", name, accepted=counts[k] - 1, next=len(self.next.get(s, ())))
         counted = [k for k, s in enumerate(sequences) if s not in self.first]
         self.first.difference_update(sequences)
+        self.rounds += 1
         self.misses += len(set(counted) & set(missed))
         self.hits += len(set(counted) - set(missed))
         self.verified_rows += sum(offsets[i + 1] - offsets[i] for i in known)
@@ -341,7 +342,7 @@ class Lanes:
             "hit_rate": self.hits / tried if tried else None,
             "recoveries": {name: r.stats() for name, r in self.recoveries.items()},
             "draft_ms": 1e3 * lane.seconds / lane.rounds if lane and lane.rounds else 0.0,
-            "wait_ms": 1e3 * self.wait_seconds / tried if tried else 0.0,
+            "wait_ms": 1e3 * self.wait_seconds / self.rounds if self.rounds else 0.0,
         }
 
     def release(self, sequence) -> None:

@@ -71,6 +71,7 @@ class Metrics:
             "decode_seconds": seconds,
             "prefill_tokens": self.prefill_tokens,
             "decode_tokens": self.decode_tokens,
+            "decode_passes": passes,
             "rounds": self.rounds,
             "mean_accepted_length": self.decode_tokens / self.rounds if self.rounds else None,
             "acceptance_rate": sum(self.accepted) / sum(self.proposed) if self.proposed else None,
