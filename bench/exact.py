@@ -57,7 +57,7 @@ class Runner:
         options = SpeculationOptions(**speculation)
         speculation.pop("draft", None)
         if options.mode != "ar":
-            draft = load_draft(options, str(self.folder), model, dtype)
+            draft = load_draft(options, str(self.folder), model)
         sizes = {"max_batch": batch, "prefill_chunk": chunk, "max_model_len": 2048, "threads": self.threads}
         return LLM.from_model(model, self.tokenizer, draft=draft, **sizes, **speculation)
 

@@ -30,14 +30,16 @@ def weights(model) -> int:
 
 
 class Pair:
-    def __init__(self, target: str | None, draft: str | None, dtype: str):
+    def __init__(self, target: str | None, draft: str | None, dtype: str, draft_dtype: str | None):
         from ssd.model import Llama, Tokenizer, resolve
         from ssd.runtime.assembly import load_draft
         from ssd.runtime.options import SpeculationOptions
 
         folder = resolve(target)
         self.model, self.tokenizer = Llama.load(folder, dtype), Tokenizer(folder)
-        self.draft = load_draft(SpeculationOptions(mode="ssd", draft=draft), str(folder), self.model, dtype)
+        self.draft = load_draft(
+            SpeculationOptions(mode="ssd", draft=draft, draft_dtype=draft_dtype), str(folder), self.model
+        )
         self.ratio = weights(self.draft) / weights(self.model)
 
     def run(self, ids, params, **options) -> tuple[dict, float]:
@@ -58,6 +60,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--target", help="folder or id of the model; the default target otherwise")
     parser.add_argument("--draft", help="folder or id; the target's own otherwise")
     parser.add_argument("--dtype", default="bf16")
+    parser.add_argument("--draft-dtype", help="of the draft; int8 otherwise")
     parser.add_argument("--data", nargs="+", metavar="FILE.jsonl", help="files of prompts; three of our own otherwise")
     parser.add_argument("--limit", type=int, default=10, help="prompts of each file (%(default)s)")
     parser.add_argument("--max-tokens", type=int, default=96)
@@ -71,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
 
     from ssd import SamplingParams
 
-    pair = Pair(args.target, args.draft, args.dtype)
+    pair = Pair(args.target, args.draft, args.dtype, args.draft_dtype)
     texts = read_workloads(args.data or sorted(map(str, PROMPTS.glob("*.jsonl"))), args.limit)
     rows = []
     temperatures, fan_outs = map(float, args.temperatures.split(",")), map(int, args.fan_out.split(","))

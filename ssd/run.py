@@ -56,11 +56,11 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--draft", metavar="D", help="folder or hub id of the draft, or ngram (the one of the target)")
     p.add_argument("--backup-draft", metavar="D", help="a larger draft, for where the first brings little (none)")
     p.add_argument("-k", type=int, metavar="N", help="tokens of a branch (as many as pay, round by round)")
-    p.add_argument("--tree-width", type=int, default=1, metavar="N", help="branches of a speculation (1)")
+    p.add_argument("--tree-width", type=int, metavar="N", help="branches of a speculation (1; without -k 3)")
     p.add_argument("--branches", type=int, default=12, metavar="N", help="outcomes that ssd prepares for (%(default)s)")
     p.add_argument("--fan-out", type=int, metavar="N", help="bonus tokens at every node (--branches, shared out)")
     p.add_argument("--draft-threads", metavar="N|CORES", help="of ssd's draft, as --threads (the last core)")
-    p.add_argument("--draft-dtype", choices=("bf16", "int8", "fp32"), help="weights of the draft (as --dtype)")
+    p.add_argument("--draft-dtype", choices=("bf16", "int8", "fp32"), help="weights of the draft (int8)")
     p.add_argument(
         "--verify", choices=("coupled", "rejection"), default="coupled",
         help="coupled gives the tokens of plain decoding, rejection others of the same distribution (%(default)s)",

@@ -20,18 +20,20 @@ from .speculation_cache import SpeculationCache
 from .speculator import Speculator
 from .threads import CORES, cores_of
 
+DRAFT_DTYPE = "int8"  # the fastest at few rows; no token depends on it
 
-def load_drafts(options: SpeculationOptions, target: str | None, model, dtype: str) -> tuple:
+
+def load_drafts(options: SpeculationOptions, target: str | None, model) -> tuple:
     """The draft of load_draft, and the backup draft or None."""
     from ssd.model import hub
 
-    draft, backup = load_draft(options, target, model, dtype), None
+    draft, backup = load_draft(options, target, model), None
     if options.backup_draft:
-        backup = Draft.load(hub.resolve(options.backup_draft), model, options.draft_dtype or dtype)
+        backup = Draft.load(hub.resolve(options.backup_draft), model, options.draft_dtype or DRAFT_DTYPE)
     return draft, backup
 
 
-def load_draft(options: SpeculationOptions, target: str | None, model, dtype: str) -> Draft | str:
+def load_draft(options: SpeculationOptions, target: str | None, model) -> Draft | str:
     """The Draft that options name, or "ngram". Raises ValueError where there is none."""
     from ssd.drafts import default_draft
     from ssd.model import hub
@@ -43,7 +45,7 @@ def load_draft(options: SpeculationOptions, target: str | None, model, dtype: st
         return "ngram"
     if folder is None:
         raise ValueError(f"draft: none comes with {target}, wanted a folder, the id of a model, or ngram")
-    return Draft.load(folder, model, options.draft_dtype or dtype)
+    return Draft.load(folder, model, options.draft_dtype or DRAFT_DTYPE)
 
 
 def verify_cores(speculation: SpeculationOptions, options: EngineOptions) -> list[int] | None:
@@ -108,7 +110,7 @@ def history(draft: Draft, model) -> list[Path]:
 
 
 def lanes_of(speculation: SpeculationOptions, options: EngineOptions, draft: Draft, model, max_len: int) -> Lanes:
-    depth, width, budget = speculation.depth, speculation.tree_width, speculation.outcomes
+    depth, width, budget = speculation.depth, speculation.width, speculation.outcomes
     nodes, slots = depth * width, options.max_batch
     kept = history(draft, model)
     fan_out = FanOut.read([] if speculation.lockstep else kept, speculation.fan_out)

@@ -41,7 +41,7 @@ class LLM:
         bind(verify_cores(speculation, engine))
         folder = hub.resolve(target)
         model = Llama.load(folder, dtype)
-        drafts = None if speculation.mode == "ar" else load_drafts(speculation, target, model, dtype)
+        drafts = None if speculation.mode == "ar" else load_drafts(speculation, target, model)
         self._set_up(model, Tokenizer(folder), engine, speculation, drafts)
 
     @classmethod

@@ -9,6 +9,7 @@ from .threads import cores_of
 DEFAULT_KV_TOKENS = 32768
 MODES = ("ar", "sd", "ssd", "auto")
 VERIFY = ("coupled", "rejection")
+LONGEST = 7  # tokens of a speculation that adapts: with the root the rows of one tile of the linear kernels
 MAX_NODES = 63  # tokens of a speculation; with the root one mask word
 MAX_ROWS = 512  # nodes of a draft's forest
 
@@ -21,8 +22,8 @@ class SpeculationOptions:
     comes next while the target verifies); "auto" picks what is predicted to be fastest, round by round. draft: a
     folder, the id of a model, or "ngram" (what followed the same words earlier in the text); None is the draft that
     comes with the target. k: tokens of a branch; None adapts length and shape to what pays, round by round.
-    tree_width: branches below the root, or with k None children of any node at most. draft_dtype: of the draft's
-    weights, by default the target's.
+    tree_width: branches below the root (1), or where length and shape adapt children of any node at most (3).
+    draft_dtype: of the draft's weights, int8 by default: no token depends on it.
     verify: "coupled" (the tokens of plain decoding) or "rejection" (the published rule: other tokens, of the same
     distribution). saguaro: with rejection, scale of the draft's likeliest probabilities, in [0, 1]; 1 leaves them.
     branches: outcomes that ssd prepares for in a round, shared out by what was hit before; or fan_out: bonus tokens
@@ -34,7 +35,7 @@ class SpeculationOptions:
     mode: str = "ar"
     draft: str | None = None
     k: int | None = None
-    tree_width: int = 1
+    tree_width: int | None = None
     draft_dtype: str | None = None
     verify: str = "coupled"
     saguaro: float = 1.0
@@ -54,19 +55,17 @@ class SpeculationOptions:
             raise ValueError("saguaro: is of rejection sampling, wanted verify='rejection' with it")
         if self.k is not None:
             check_integer("k", self.k, f"1 to {MAX_NODES}", lambda x: 1 <= x <= MAX_NODES)
-        check_integer("tree_width", self.tree_width, "1 to 16", lambda x: 1 <= x <= 16)
-        if self.k and self.k * self.tree_width > MAX_NODES:
-            raise ValueError(
-                f"k: got {self.k} tokens by tree_width {self.tree_width}, wanted at most {MAX_NODES} nodes"
-            )
-
+        if self.tree_width is not None:
+            check_integer("tree_width", self.tree_width, "1 to 16", lambda x: 1 <= x <= 16)
+        if self.k and self.k * self.width > MAX_NODES:
+            raise ValueError(f"k: got {self.k} tokens by tree_width {self.width}, wanted at most {MAX_NODES} nodes")
         check_integer("branches", self.branches, "1 to 128", lambda x: 1 <= x <= 128)
         if self.fan_out is not None:
             check_integer("fan_out", self.fan_out, "1 to 16", lambda x: 1 <= x <= 16)
         if self.mode in ("ssd", "auto"):
-            if self.mode == "ssd" and self.verify == "rejection" and self.tree_width > 1:
-                raise ValueError(f"tree_width: got {self.tree_width}, wanted 1 for rejection in mode 'ssd'")
-            rows = self.depth * self.tree_width + self.outcomes * (1 + self.depth * self.tree_width)
+            if self.mode == "ssd" and self.verify == "rejection" and self.width > 1:
+                raise ValueError(f"tree_width: got {self.width}, wanted 1 for rejection in mode 'ssd'")
+            rows = self.depth * self.width + self.outcomes * (1 + self.depth * self.width)
             if rows > MAX_ROWS:
                 raise ValueError(
                     f"branches: got {self.outcomes}, which with k and tree_width make {rows} rows, wanted {MAX_ROWS}"
@@ -74,9 +73,14 @@ class SpeculationOptions:
         cores_of(self.draft_threads)
 
     @property
+    def width(self) -> int:
+        """Branches of a speculation whose shape is fixed."""
+        return self.tree_width or 1
+
+    @property
     def outcomes(self) -> int:
         """Branches of the speculation cache."""
-        return self.fan_out * (self.depth * self.tree_width + 1) if self.fan_out else self.branches
+        return self.fan_out * (self.depth * self.width + 1) if self.fan_out else self.branches
 
     @property
     def depth(self) -> int:
@@ -86,14 +90,14 @@ class SpeculationOptions:
     @property
     def nodes(self) -> int:
         """Tokens of a speculation at most."""
-        lanes = self.depth * self.tree_width
+        lanes = self.depth * self.width
         return lanes if self.mode == "ssd" else max(lanes, self.policy().nodes)
 
     def policy(self) -> Policy:
         """Of synchronous speculation."""
         if self.k:
-            return Policy(self.k, self.tree_width, self.k * self.tree_width, adaptive=False)
-        return Policy(depth=8, width=self.tree_width, nodes=16)
+            return Policy(self.k, self.width, self.k * self.width, adaptive=False)
+        return Policy(depth=LONGEST, width=self.tree_width or 3, nodes=LONGEST)
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,10 @@ class Calibration:
 
 
 class Mean:
-    """Exponential mean; None before the first value."""
+    """Exponential mean; None before the first value, unless it starts somewhere."""
 
-    def __init__(self, rate: float = 0.1):
-        self.rate, self.value = rate, None
+    def __init__(self, rate: float = 0.1, start: float | None = None):
+        self.rate, self.value = rate, start
 
     def add(self, x: float) -> None:
         self.value = x if self.value is None else self.value + self.rate * (x - self.value)
@@ -50,10 +50,10 @@ class Policy:
     costs at present.
     """
 
-    PROBE = 24  # rounds of plain decoding before speculation is tried again
+    PROBE = 12  # rounds of plain decoding before speculation is tried again
     REFRESH = 64  # rounds of speculation before a plain step is timed again
 
-    def __init__(self, depth: int = 5, width: int = 1, nodes: int = 16, adaptive: bool = True):
+    def __init__(self, depth: int = 5, width: int = 1, nodes: int = 7, adaptive: bool = True):
         self.depth, self.width, self.nodes, self.adaptive = depth, width, nodes, adaptive
         self.calibration = Calibration()
         self.plain, self.per_row, self.per_draft_step = Mean(), Mean(), Mean()  # seconds
@@ -98,19 +98,20 @@ class Policy:
 
 
 class Record:
-    """What speculation brought one sequence lately."""
+    """What speculation brought one sequence lately; it starts at what it brought to those before."""
 
-    def __init__(self):
-        self.emitted, self.cost = Mean(0.08), Mean(0.08)  # tokens of a round, its time in plain steps
+    def __init__(self, before: "Record | None" = None, rate: float = 0.06):
+        emitted, cost = (before.emitted.value, before.cost.value) if before else (1.5, 1.15)
+        self.emitted, self.cost = Mean(rate, emitted), Mean(rate, cost)  # tokens of a round, its time in plain steps
         self.skipped = 0
 
     def speed(self) -> float:
-        """Tokens in the time of a plain step; optimistic before the first round."""
-        return self.emitted.get(1.5) / max(self.cost.get(1.2), 1e-3)
+        """Tokens in the time of a plain step."""
+        return self.emitted.value / max(self.cost.value, 1e-3)
 
     def pays(self) -> bool:
         """Whether to speculate in this round."""
-        if self.speed() >= 1.0 or self.skipped >= Policy.PROBE:
+        if self.speed() >= 0.98 or self.skipped >= Policy.PROBE:
             self.skipped = 0
             return True
         self.skipped += 1

@@ -23,6 +23,7 @@ class Speculator:
     def __init__(self, proposer, policy: Policy, rejection: bool = False):
         self.proposer, self.policy, self.rejection = proposer, policy, rejection
         self.records: dict[object, Record] = {}
+        self.overall = Record(rate=0.01)
         self.seconds = 0.0  # of the proposals of the round in progress
         self.trace = None
 
@@ -39,7 +40,7 @@ class Speculator:
         chosen = []
         for i, (sequence, _) in enumerate(plan):
             room = len(sequence.tokens) - sequence.num_tokens - 1  # the bonus token takes a place too
-            record = self.records.setdefault(sequence, Record())
+            record = self.records.get(sequence) or self.records.setdefault(sequence, Record(self.overall))
             if sequence.decoding and room > 0 and not plain and (not self.policy.adaptive or record.pays()):
                 chosen.append((i, sequence, min(room, self.policy.depth)))
         if chosen:
@@ -72,6 +73,7 @@ class Speculator:
             cost = (seconds + self.seconds) / policy.plain.get(seconds)
             for sequence, _, path in done:
                 self.records[sequence].add(len(path) + 1, cost)
+                self.overall.add(len(path) + 1, cost)
         for _, tree, path in done:
             kept = set(path)
             for node, parent in enumerate(tree.parents):
