@@ -11,9 +11,12 @@ class Peer:
         from ssd import LLM, SamplingParams
 
         bind(cores)
-        if mode != "ar":
-            options["mode"] = mode
-        self.llm = LLM(target, dtype=precision, threads=cores, **options)
+        threads = cores
+        if mode == "ssd":  # the last core is the draft's
+            threads, options["draft_threads"] = cores[:-1] or cores, cores[-1:]
+        elif mode == "auto" and len(cores) > 1:  # it shares them out itself
+            threads = None
+        self.llm = LLM(target, dtype=precision, mode=mode, threads=threads, **options)
         self.params = SamplingParams
 
     def generate(self, ids: list[int], max_tokens: int) -> dict:

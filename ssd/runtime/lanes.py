@@ -348,5 +348,7 @@ class Lanes:
     def release(self, sequence) -> None:
         self.features.pop(sequence, None)
         self._forget(sequence)
+        if self.lane and not self.slot_of:
+            self.lane.awake.clear()  # it sleeps until there is something to prepare
         if self.fallback:
             self.fallback.release(sequence)
