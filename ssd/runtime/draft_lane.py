@@ -51,7 +51,7 @@ class DraftLane(threading.Thread):
         self.slots = torch.arange(cache.slots)
         self.seen = torch.zeros(cache.slots, dtype=torch.int64)
         self.stopping, self.error, self.beat = False, None, monotonic()
-        self.awake = threading.Event()
+        self.awake, self.asleep = threading.Event(), False
         self.awake.set()
         self.seconds, self.rounds, self.steps = 0.0, 0, 0  # at work
         self.step_seconds = 0.0  # of a level, exponential mean
@@ -64,7 +64,9 @@ class DraftLane(threading.Thread):
             bind(self.cores)
             with torch.inference_mode():
                 while not self.stopping:
+                    self.asleep = not self.awake.is_set()
                     if self.awake.wait(0.2):
+                        self.asleep = False
                         self.step()
         except Exception as e:  # whatever it is, the verify lane goes on without this one
             self.error = e

@@ -117,7 +117,8 @@ class Lanes:
 
     def _wake(self) -> None:
         if self.lane and not self.lane.awake.is_set():
-            self.lane.beat = monotonic()
+            if self.lane.asleep:  # one that hangs is not
+                self.lane.beat = monotonic()
             self.lane.awake.set()
 
     def _check(self) -> None:
