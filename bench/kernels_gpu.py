@@ -79,6 +79,15 @@ def attention_cases(device: str = "cuda", models=None):
                 yield attention_case(m, prefix, batch, rows, backend, device)
 
 
+def flash_decode():
+    """flash_attn_with_kvcache, None where the package is not installed."""
+    try:
+        from flash_attn import flash_attn_with_kvcache
+    except ImportError:
+        return None
+    return flash_attn_with_kvcache
+
+
 def attention_case(m, prefix: int, batch: int, rows: int, backend: str, device: str = "cuda") -> Case:
     length, scale, group = prefix + rows, m.head_dim**-0.5, m.heads // m.kv_heads
     pages = -(-length // PAGE)
@@ -119,6 +128,21 @@ def attention_case(m, prefix: int, batch: int, rows: int, backend: str, device: 
             return flex(query, *dense[turn % copies], block_mask=block_mask, scale=scale, enable_gqa=True)
 
         baselines["flex_attention, contiguous"] = flexed
+
+    if rows == 1 and (decode := flash_decode()):  # flash-attn has no trees; one row is a tree and a chain
+        size = -(-length // 256) * 256
+        own_pages = torch.arange(batch * size // 256, dtype=torch.int32, device=device).view(batch, -1)
+        lengths = torch.full((batch,), length, dtype=torch.int32, device=device)
+        paged = [
+            [F.pad(c.transpose(1, 2), (0, 0, 0, 0, 0, size - length)).reshape(-1, 256, *c.shape[1::2]) for c in kv]
+            for kv in dense
+        ]
+
+        def flash(turn):
+            tables = {"cache_seqlens": lengths, "block_table": own_pages}
+            return decode(q.unflatten(0, (batch, 1)), *paged[turn % copies], **tables, softmax_scale=scale, causal=True)
+
+        baselines["flash-attn, pages of 256"] = flash
 
     def check():
         keys, values = (x[:1].double().repeat_interleave(group, 1) for x in dense[0])

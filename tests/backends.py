@@ -1,50 +1,74 @@
-"""Every form of tree attention behind the operator's signature, on tensors of the CPU: what a test says of one it says
-of all. cuda_host: the CUDA kernels, executed on the host; triton and cuda need a GPU."""
+"""Every form of the operators behind their public signatures, on tensors of the CPU: what a test says of one form it
+says of all. A test module has `ops = backends.fixture("cpu", "triton")`, and its tests call ops.linear(...).
 
+cuda_host: the CUDA kernels, executed on the host. triton and cuda need a GPU; but where TRITON_INTERPRET=1 was set
+before the start there is the Triton form alone, in Triton's interpreter, and only the tests that have `ops` are run.
+"""
+
+import importlib
+import inspect
+import os
+
+import numpy as np
 import pytest
 import torch
 
-from ssd.kernels import tree_attention
-from ssd.kernels.tree_attention.cuda import tree_attention as cuda_tree_attention
+from ssd import kernels
+from ssd.kernels.linear import FORMATS as CPU_FORMATS
 
-NAMES = ["cpu", "cuda_host", *(pytest.param(name, marks=pytest.mark.gpu) for name in ("triton", "cuda"))]
-
-
-def on_gpu(form, args, options):
-    moved = [None if t is None else to_gpu(t) for t in args]
-    return [t.cpu() for t in form(*moved, **options)]
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.bfloat16, "fp16": torch.float16}
 
 
-def to_gpu(t):
-    """A copy with the strides that t has."""
-    storage = t.as_strided((t.untyped_storage().nbytes() // t.element_size(),), (1,), 0).cuda()
-    return storage.as_strided(t.shape, t.stride(), t.storage_offset())
+def fixture(*names: str):
+    if INTERPRETED:
+        names = [name for name in names if name == "triton"]
+    gpu = {} if INTERPRETED else {"triton": pytest.mark.gpu, "cuda": pytest.mark.gpu}
+    params = [pytest.param(name, marks=gpu.get(name, ())) for name in names]
+
+    @pytest.fixture(params=params, scope="module")
+    def ops(request):
+        return Operators(request.param)
+
+    return ops
 
 
-def on_host(q, k, v, page_table, prefix_lens, row_offsets, mask=None, *, scale, softcap=0.0, return_lse=False):
-    from cuda_host import attention_cases, harness
-
-    names = {"q": q, "k": k, "v": v, "page_table": page_table, "prefix_lens": prefix_lens, "row_offsets": row_offsets}
-    x = names | {"mask": mask, "scale": scale, "softcap": softcap}
-    out, lse = attention_cases.read(x, harness.run([attention_cases.case(x)])[0])
-    return out, lse if return_lse else lse[:0]
+def affordable(cases: list, few: list) -> list:
+    """The cases, or in the interpreter those that it can afford."""
+    if any(case not in cases for case in few):
+        raise ValueError(f"few: got {few}, wanted some of {cases}")
+    return few if INTERPRETED else cases
 
 
-class Backend:
-    """Called as tree_attention is."""
+class Operators:
+    """The operators of ssd.kernels in one form."""
 
     def __init__(self, name: str):
         self.name, self.tensor_cores = name, name != "cpu"
+        self.formats = tuple(FORMATS) if name == "triton" else CPU_FORMATS
 
-    def __call__(self, *args, **options):
-        if self.name == "cpu":
-            return tree_attention(*args, **options)
-        if self.name == "cuda_host":
-            return on_host(*args, **options)
-        return on_gpu(tree_attention if self.name == "triton" else cuda_tree_attention, args, options)
+    def __getattr__(self, operator: str):
+        public = getattr(kernels, operator)
+        match self.name:
+            case "cpu":
+                return public
+            case "triton":
+                return form_of(operator) if INTERPRETED else on_gpu(public)
+            case "cuda":
+                return on_gpu(getattr(importlib.import_module(f"ssd.kernels.{operator}.cuda"), operator))
+            case "cuda_host":
+                return HOST[operator]
+
+    def count(self, n: int, few: int) -> int:
+        """n, or in the interpreter few."""
+        return few if INTERPRETED else n
+
+    def activations(self, format: str) -> torch.dtype:
+        """What linear multiplies weights of this format by."""
+        return FORMATS[format] if self.tensor_cores else torch.float32
 
     def need(self, dtype: torch.dtype, head_dim: int = 64) -> None:
-        """Skips what this form does not have."""
+        """Skips caches that this form of attention does not have."""
         if self.name.startswith("cuda") and (dtype == torch.float32 or head_dim not in (64, 80, 96, 128, 256)):
             pytest.skip("CUDA C++ has 16-bit caches and head_dim 64, 80, 96, 128 and 256")
         if self.name == "cuda_host" and (head_dim, dtype) not in ((64, torch.bfloat16), (80, torch.float16)):
@@ -53,3 +77,66 @@ class Backend:
     def lse_error(self, dtype: torch.dtype) -> float:
         """Tensor cores sum the weights as they multiply them: rounded."""
         return torch.finfo(dtype).eps / 2 if self.tensor_cores and dtype != torch.float32 else 1e-5
+
+
+def form_of(operator: str):
+    from ssd.kernels import cuda
+
+    form = next(form for form in cuda.FORMS if form.__name__ == operator)
+    return form if operator != "verify_coupled" else lambda *args, **options: kernels.Verified(*form(*args, **options))
+
+
+def on_gpu(form):
+    """The form on copies; what it did to its arguments is done to the originals."""
+
+    def call(*args, **options):
+        bound = inspect.signature(form).bind(*args, **options).arguments
+        tensors = {name: t for name, t in bound.items() if isinstance(t, torch.Tensor)}
+        moved = {name: to_gpu(t) for name, t in tensors.items()}
+        result = form(**bound | moved)
+        for name in tensors.keys() & {"k_cache", "v_cache"}:
+            tensors[name].copy_(moved[name])
+        return to_cpu(result)
+
+    return call
+
+
+def to_cpu(result):
+    if result is None or isinstance(result, torch.Tensor):
+        return result if result is None else result.cpu()
+    moved = [t.cpu() for t in result]
+    return type(result)(*moved) if hasattr(result, "_fields") else moved
+
+
+def to_gpu(t):
+    """A copy with the strides that t has."""
+    storage = t.as_strided((t.untyped_storage().nbytes() // t.element_size(),), (1,), 0).cuda()
+    return storage.as_strided(t.shape, t.stride(), t.storage_offset())
+
+
+def host_tree_attention(
+    q, k_cache, v_cache, page_table, prefix_lens, row_offsets, mask=None, *, scale, softcap=0.0, return_lse=False
+):
+    from cuda_host import attention_cases, harness
+
+    x = {"q": q, "k": k_cache, "v": v_cache, "page_table": page_table, "prefix_lens": prefix_lens}
+    x |= {"row_offsets": row_offsets, "mask": mask, "scale": scale, "softcap": softcap}
+    out, lse = attention_cases.read(x, harness.run([attention_cases.case(x)])[0])
+    return out, lse if return_lse else lse[:0]
+
+
+def host_kv_copy(k_cache, v_cache, sources, targets):
+    """In three orders of threads."""
+    from cuda_host import harness
+
+    layers, slots, units = len(k_cache), k_cache[0, :, :, 0, 0].numel(), k_cache[0, 0, 0].nbytes // 16
+    case = {"kernel": "kv_copy", "results": "k,v", "layers": layers, "layer": slots * units, "units": units}
+    case |= {"k": k_cache, "v": v_cache, "sources": sources.numpy(), "targets": targets.numpy()}
+    first, *others = harness.run([{**case, "seed": seed} for seed in range(3)])
+    assert all(other == first for other in others)
+    for name, cache in (("k", k_cache), ("v", v_cache)):
+        got = torch.from_numpy(np.frombuffer(first[name], np.int8).copy()).view(cache.dtype)
+        cache.copy_(got.view(cache.shape))
+
+
+HOST = {"tree_attention": host_tree_attention, "kv_copy": host_kv_copy}

@@ -1,13 +1,19 @@
+import backends
+import interpreter
 import pytest
 import torch
 
 from ssd.kernels import library
 
 library.load()
+if backends.INTERPRETED:
+    interpreter.prepare()
 
 
 def pytest_collection_modifyitems(items):
-    if not torch.cuda.is_available():
+    if backends.INTERPRETED:
+        items[:] = [i for i in items if "ops" in i.fixturenames or "triton_kernels" in i.path.parts]
+    elif not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a GPU"))

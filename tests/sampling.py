@@ -15,6 +15,14 @@ def params(rows, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, positio
     )
 
 
+def every(rows, temperatures, filters, position=5):
+    """params of all pairs of a temperature and filters (top_k, top_p, min_p), `rows` times."""
+    pairs = [(t, *f) for _ in range(rows) for t in temperatures for f in filters]
+    temperature, top_k, top_p, min_p = (torch.tensor(values) for values in zip(*pairs, strict=True))
+    seeds = torch.arange(len(pairs)) * 7919
+    return temperature.float(), top_k.int(), top_p.float(), min_p.float(), seeds, torch.full_like(seeds, position)
+
+
 def random_trees(batch, nodes, vocab, generator, shape="any"):
     """row_offsets, tokens, parents of trees of 0 to `nodes` nodes; shape: any, chain, star or full (all nodes)."""
     sizes = torch.randint(0, nodes + 1, (batch,), generator=generator)

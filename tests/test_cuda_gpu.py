@@ -1,4 +1,5 @@
-"""The CUDA C++ kernels on a GPU, by the tests that they pass on the host; attention also in test_tree_attention."""
+"""The CUDA C++ kernels on a GPU, by the tests that they pass on the host; attention and kv_copy also by
+the tests that all forms share."""
 
 import numpy as np
 import pytest
@@ -6,11 +7,9 @@ import torch
 from attention_cases import make_case
 from cuda_host import attention_cases as ac
 from test_cuda_host import SHAPES, same_bits
-from test_cuda_host_cache import MOVES, N, Rounds, read
+from test_cuda_host_cache import N, Rounds, read
 
-from ssd.kernels import kv_copy, tree_attention, verify_swap
-from ssd.kernels.kv_copy import reference as kv_copy_reference
-from ssd.kernels.kv_copy.cuda import kv_copy as cuda_kv_copy
+from ssd.kernels import tree_attention, verify_swap
 from ssd.kernels.tree_attention.cuda import tree_attention as cuda_tree_attention
 
 pytestmark = pytest.mark.gpu
@@ -59,17 +58,6 @@ def test_attention_with_offsets_beyond_32_bits(form):
         got = form(*(args | far).values(), scale=x["scale"], softcap=0.0, return_lse=True)
         assert same_bits(near, [t.cpu() for t in got]), dim
         del base, far
-
-
-@pytest.mark.parametrize("name", MOVES)
-def test_kv_copy_moves_as_if_at_once(name):
-    moves = torch.tensor(MOVES[name], dtype=torch.int64).reshape(-1, 2)
-    caches = torch.randn(2, 2, 13, 10, 3, 80, generator=torch.Generator().manual_seed(0)).half()
-    for form in (kv_copy, cuda_kv_copy):
-        got, want = caches.cuda(), caches.clone()
-        form(got[0], got[1], *moves.T.contiguous().cuda())
-        kv_copy_reference.kv_copy(want[0], want[1], *moves.T)
-        assert torch.equal(got.cpu(), want)
 
 
 @pytest.mark.parametrize("features", [False, True])

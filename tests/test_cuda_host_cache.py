@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from cuda_host import harness
+from test_kv_copy import MOVES
 
 from ssd.runtime.speculation_cache import SpeculationCache, key
 
@@ -13,41 +14,10 @@ def host():
     return harness.build()
 
 
-def chain(n):
-    return [(i + 1, i) for i in range(n)]
-
-
-MOVES = {
-    "cycle": [(0, 1), (1, 2), (2, 0)],
-    "each reads what the last one's target was": chain(11),
-    "path down": [(3, 1), (4, 2), (9, 3), (11, 4)],
-    "one source twice": [(1, 5), (1, 6), (5, 1)],
-    "none": [(-1, 4), (4, -1), (3, 3)],
-    "permutation": list(enumerate(np.random.default_rng(0).permutation(130).tolist())),
-    "empty": [],
-}
-
-
-@pytest.mark.parametrize("name", MOVES)
-def test_kv_copy_moves_as_if_at_once(host, name):
-    generator = np.random.default_rng(len(name))
-    moves = np.array(MOVES[name], dtype=np.int64).reshape(-1, 2)
-    caches = [generator.integers(0, 1 << 16, (2, 130, 3 * 80)).astype(np.uint16) for _ in range(2)]
-    want = [c.copy() for c in caches]
-    moved = moves[(moves >= 0).all(1)]
-    for c, before in zip(want, caches, strict=True):
-        c[:, moved[:, 1]] = before[:, moved[:, 0]]
-    case = {"kernel": "kv_copy", "results": "k,v", "layers": 2, "layer": 130 * 30, "units": 30}
-    case |= {"k": caches[0], "v": caches[1], "sources": moves[:, 0], "targets": moves[:, 1]}
-    for result in harness.run([{**case, "seed": seed} for seed in range(3)], host):
-        for c, cache in zip(want, "kv", strict=True):
-            assert np.array_equal(np.frombuffer(result[cache], np.uint16).reshape(c.shape), c)
-
-
 @pytest.mark.parametrize("name", ["cycle", "path down"])
 def test_kv_copy_with_offsets_beyond_32_bits(host, name):
     """Slots 2^31 units of 16 bytes apart would be too much even to reserve: 2^27 slots of 30 units, and two layers."""
-    moves = np.array(MOVES[name], dtype=np.int64)
+    moves = np.array(MOVES[name], dtype=np.int64).T
     near = np.random.default_rng(1).integers(0, 1 << 16, (2, 12, 240)).astype(np.uint16)
     case = {"kernel": "kv_copy", "results": "k,v", "layers": 2, "layer": 12 * 30, "units": 30}
     case |= {"k": near, "v": near[::-1], "sources": moves[:, 0], "targets": moves[:, 1]}

@@ -1,3 +1,4 @@
+import backends
 import pytest
 import torch
 from hypothesis import given, settings
@@ -6,47 +7,55 @@ from hypothesis import strategies as st
 from ssd.kernels import kv_copy
 from ssd.kernels.kv_copy import reference
 
-SLOTS = 64
+SLOTS = 144
+MOVES = {  # sources, targets
+    "path down over itself": ([1, 2, 3], [0, 1, 2]),
+    "path down": ([3, 4, 9, 11], [1, 2, 3, 4]),
+    "up over itself: in order, slot 0 would spread": (list(range(11)), list(range(1, 12))),
+    "swap": ([5, 9], [9, 5]),
+    "cycle": ([7, 8, 9], [8, 9, 7]),
+    "one source for all": ([4, 4, 4], [1, 2, 4]),
+    "none": ([-1, 4, 3], [4, -1, 3]),
+    "permutation": (list(range(130)), torch.randperm(130, generator=torch.Generator().manual_seed(0)).tolist()),
+    "empty": ([], []),
+}
+ops = backends.fixture("cpu", "triton", "cuda", "cuda_host")
 
 
 def caches(dtype=torch.float32):
-    k = torch.arange(2 * SLOTS * 6).view(2, 4, 16, 2, 3).to(dtype)
-    return k, -k
+    """Every element has bits of its own."""
+    bits = torch.int32 if dtype == torch.float32 else torch.int16
+    k = torch.arange(1, 2 * SLOTS * 16 + 1, dtype=bits).view(dtype).view(2, 9, 16, 2, 8)
+    return k, k.flip(0, 1).contiguous()
+
+
+def longs(values):
+    return torch.tensor(values, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("name", MOVES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_moves_are_as_if_at_once(ops, name, dtype):
+    sources, targets = MOVES[name]
+    k, v = caches(dtype)
+    before = [c.flatten(1, 2).clone() for c in (k, v)]
+    ops.kv_copy(k, v, longs(sources), longs(targets))
+    slots = torch.arange(SLOTS)
+    for source, target in zip(sources, targets, strict=True):
+        if min(source, target) >= 0:
+            slots[target] = source
+    for now, was in zip((k, v), before, strict=True):
+        assert torch.equal(now.flatten(1, 2), was[:, slots])
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.permutations(range(SLOTS)), st.lists(st.integers(-1, SLOTS - 1), max_size=SLOTS))
-def test_random_moves_as_if_at_once(targets, sources):
-    sources, targets = (
-        torch.tensor(sources, dtype=torch.int64),
-        torch.tensor(targets[: len(sources)], dtype=torch.int64),
-    )
+@given(st.permutations(range(64)), st.lists(st.integers(-1, SLOTS - 1), max_size=64))
+def test_random_moves(targets, sources):
+    moves = longs(sources), longs(targets[: len(sources)])
     ours, wanted = caches(), caches()
-    kv_copy(*ours, sources, targets)
-    reference.kv_copy(*wanted, sources, targets)
+    kv_copy(*ours, *moves)
+    reference.kv_copy(*wanted, *moves)
     assert torch.equal(ours[0], wanted[0]) and torch.equal(ours[1], wanted[1])
-
-
-@pytest.mark.parametrize(
-    "sources,targets",
-    [
-        ([1, 2, 3], [0, 1, 2]),  # a path that moves down over itself
-        ([0, 1, 2], [1, 2, 3]),  # up over itself: in order, slot 0 would spread
-        ([5, 9], [9, 5]),  # a swap
-        ([7, 8, 9], [8, 9, 7]),  # a cycle
-        ([4, 4, 4], [1, 2, 4]),
-        ([-1, 3], [0, -1]),
-    ],
-)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_targets_that_are_sources(sources, targets, dtype):
-    k, v = caches(dtype)
-    before = [c.flatten(1, 2).clone() for c in (k, v)]
-    kv_copy(k, v, torch.tensor(sources), torch.tensor(targets))
-    moved = {t: s for s, t in zip(sources, targets, strict=True) if s >= 0 and t >= 0}
-    for now, was in zip((k, v), before, strict=True):
-        for slot in range(SLOTS):
-            assert torch.equal(now.flatten(1, 2)[:, slot], was[:, moved.get(slot, slot)])
 
 
 def test_opcheck_and_threads():
@@ -67,8 +76,8 @@ def test_bad_arguments_are_named():
     one = torch.tensor([0])
     with pytest.raises(ValueError, match="targets: got slot 3 twice"):
         kv_copy(k, v, torch.tensor([0, 1]), torch.tensor([3, 3]))
-    with pytest.raises(ValueError, match="sources: got 64 at 0, wanted at most 63"):
-        kv_copy(k, v, one + 64, one)
+    with pytest.raises(ValueError, match="sources: got 144 at 0, wanted at most 143"):
+        kv_copy(k, v, one + SLOTS, one)
     with pytest.raises(ValueError, match="v_cache: got shape"):
         kv_copy(k, v[1:], one, one)
     with pytest.raises(TypeError, match="targets: got dtype"):

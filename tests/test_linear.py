@@ -1,3 +1,6 @@
+import itertools
+
+import backends
 import pytest
 import torch
 
@@ -5,6 +8,9 @@ from ssd.kernels import embedding, linear, linear_swiglu, pack_linear
 from ssd.kernels.linear import FORMATS
 
 SHAPES = [(1, 1), (16, 64), (40, 100), (96, 576), (192, 65), (32, 1536)]
+SIZES = [*itertools.product(SHAPES, [1, 2, 3, 4, 7, 13]), ((64, 576), 17), ((32, 512), 130)]
+FEW = [((1, 1), 1), ((40, 100), 3), ((192, 65), 2), ((64, 576), 17), ((32, 512), 130)]
+ops = backends.fixture("cpu", "triton")
 
 
 def make(n, k, rows, seed=0):
@@ -28,39 +34,57 @@ def quantised(x, scale):
     return (x / scale).round().clamp(-127, 127) * scale
 
 
-def expected(w, x, bias, residual, fmt):
-    """The definition in float64, on the values that the format keeps."""
-    if fmt == "bf16":
-        w = w.bfloat16().float()
+def expected(w, x, bias, residual, fmt, quantise):
+    """The definition in float64, on the values that the format keeps; quantise: of x too."""
+    if fmt in ("bf16", "fp16"):
+        w = w.to(backends.FORMATS[fmt]).float()
     if fmt == "int8":
         w = quantised(w, (groups_of_64(w) / 127).half().float())
-        x = quantised(x, groups_of_64(x) / 127)
+        x = quantised(x, groups_of_64(x) / 127) if quantise else x
     return (x.double() @ w.double().T + bias.double() + residual.double()).float()
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.parametrize("n,k", SHAPES)
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 13])
-def test_matches_definition(n, k, rows, fmt):
-    w, x, bias, residual = make(n, k, rows)
-    got = linear(x, pack_linear(w, fmt), n, bias, residual)
-    wanted = expected(w, x, bias, residual, fmt)
-    torch_error = ((x @ w.T + bias + residual) - (x.double() @ w.double().T + bias + residual)).abs().max()
-    # int8: values at a half may round to either side, at most a handful of steps of 1 / 127
-    bound = 0.02 if fmt == "int8" else 2 * torch_error + 2e-6
-    assert (got - wanted).abs().max() <= bound
+@pytest.mark.parametrize("shape,rows", backends.affordable(SIZES, FEW))
+def test_matches_definition(ops, shape, rows):
+    n, k = shape
+    for fmt in ops.formats:
+        w, x, bias, residual = make(n, k, rows)
+        x = x.to(ops.activations(fmt))
+        got = ops.linear(x, ops.pack_linear(w, fmt), n, bias, residual)
+        x = x.float()
+        wanted = expected(w, x, bias, residual, fmt, quantise=ops.name == "cpu")
+        torch_error = ((x @ w.T + bias + residual) - (x.double() @ w.double().T + bias + residual)).abs().max()
+        # int8: values at a half may round to either side, at most a handful of steps of 1 / 127
+        bound = 0.02 if fmt == "int8" else 2 * torch_error + 2e-6
+        assert got.dtype == torch.float32 and (got - wanted).abs().max() <= bound, fmt
 
 
-def test_int8_is_exact_on_values_it_can_hold():
+def test_int8_is_exact_on_values_it_can_hold(ops):
     g = torch.Generator().manual_seed(0)
     w = torch.randint(-127, 128, (48, 200), generator=g).float()
     x = torch.randint(-127, 128, (5, 200), generator=g).float()
     w[:, ::64], x[:, ::64] = 127, -127  # so that every scale is 1
-    assert torch.equal(linear(x, pack_linear(w, "int8"), 48), x @ w.T)
+    assert torch.equal(ops.linear(x, ops.pack_linear(w, "int8"), 48), x @ w.T)
+
+
+SLICES = [(0, 1), (0, 2), (0, 3), (0, 5), (0, 6), (0, 7), (0, 12), (0, 13), (0, 64), (97, 98), (3, 40)]
+
+
+@pytest.mark.parametrize("fmt", backends.affordable(list(FORMATS), ["bf16", "int8"]))
+def test_a_row_has_the_same_bits_among_any_rows(ops, fmt):
+    """Alone, and among rows that take the middle and the widest tiles."""
+    n, k = (64, 576) if fmt == "bf16" else (32, 200)
+    w, x, bias, residual = make(n, k, 130)
+    x, packed = x.to(ops.activations(fmt)), ops.pack_linear(w, fmt)
+    y, z = ops.linear(x, packed, n, bias, residual), ops.linear_swiglu(x, packed, n)
+    for first, last in backends.affordable(SLICES, [(0, 1), (97, 98), (3, 40)]):
+        rows = slice(first, last)
+        assert torch.equal(ops.linear(x[rows], packed, n, bias, residual[rows]), y[rows]), rows
+        assert torch.equal(ops.linear_swiglu(x[rows], packed, n), z[rows]), rows
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_a_row_has_the_same_bits_among_any_rows_threads_and_isa(fmt, isas):
+def test_a_row_has_the_same_bits_with_any_threads_and_isa(fmt, isas):
     w, x, bias, residual = make(88, 200, 64)
     packed = pack_linear(w, fmt)
     wanted = linear(x, packed, 88, bias, residual)
@@ -75,23 +99,29 @@ def test_a_row_has_the_same_bits_among_any_rows_threads_and_isa(fmt, isas):
     torch.ops.ssd.bind_threads([-1, -1])
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.parametrize("rows", [1, 4, 9])
-def test_swiglu(fmt, rows):
-    w, x, bias, _ = make(96, 80, rows)
-    packed = pack_linear(w, fmt)
-    gate, up = linear(x, packed, 96, bias).unflatten(1, (3, 2, 16)).unbind(2)
-    wanted = (torch.nn.functional.silu(gate.double()) * up).flatten(1).float()
-    torch.testing.assert_close(linear_swiglu(x, packed, 96, bias), wanted, rtol=2e-6, atol=1e-6)
+@pytest.mark.parametrize("n,k,rows", [(96, 80, 1), (96, 80, 4), (96, 128, 9), (64, 512, 129)])
+def test_swiglu(ops, n, k, rows):
+    for fmt in ops.formats:
+        w, x, bias, _ = make(n, k, rows)
+        x, packed = x.to(ops.activations(fmt)), ops.pack_linear(w, fmt)
+        gate, up = ops.linear(x, packed, n, bias).unflatten(1, (-1, 2, 16)).unbind(2)
+        wanted = (torch.nn.functional.silu(gate.double()) * up).flatten(1).float()
+        got = ops.linear_swiglu(x, packed, n, bias)
+        assert got.dtype == x.dtype
+        rtol = 2e-6 if x.dtype == torch.float32 else torch.finfo(x.dtype).eps
+        torch.testing.assert_close(got.float(), wanted, rtol=rtol, atol=1e-6)
 
 
-def test_embedding():
-    table = torch.randn(10, 7)
+def test_embedding(ops):
+    table = torch.randn(10, 70)
     ids = torch.tensor([3, 9, 0, 3])
-    assert torch.equal(embedding(ids, table), table[ids])
-    assert torch.equal(embedding(ids, table.bfloat16()), table.bfloat16()[ids].float())
+    assert torch.equal(ops.embedding(ids, table), table[ids])
+    assert torch.equal(ops.embedding(ids, table.bfloat16()), table.bfloat16()[ids].float())
+
+
+def test_an_id_outside_of_the_table_is_named():
     with pytest.raises(ValueError, match="ids: got 10 in row 1, wanted 0 to 9"):
-        embedding(torch.tensor([0, 10]), table)
+        embedding(torch.tensor([0, 10]), torch.randn(10, 7))
 
 
 @pytest.mark.parametrize("fmt", FORMATS)

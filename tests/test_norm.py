@@ -1,17 +1,27 @@
+import backends
 import pytest
 import torch
 
-from ssd.kernels import add_rms_norm, rms_norm
+from ssd.kernels import rms_norm
 from ssd.kernels.norm import reference
+
+ops = backends.fixture("cpu", "triton")
 
 
 @pytest.mark.parametrize("rows,n", [(1, 64), (3, 576), (5, 37), (64, 1), (0, 16)])
-def test_matches_reference(rows, n):
+def test_matches_reference_and_a_row_depends_on_itself(ops, rows, n):
     torch.manual_seed(0)
-    x, r, w = torch.randn(rows, n), torch.randn(rows, n), torch.randn(n)
-    torch.testing.assert_close(rms_norm(x, w, 1e-5), reference.rms_norm(x, w, 1e-5), rtol=1e-5, atol=1e-6)
-    for got, want in zip(add_rms_norm(x, r, w, 1e-5), reference.add_rms_norm(x, r, w, 1e-5), strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+    x, residual = torch.randn(2, rows, n)
+    for dtype in dict.fromkeys(map(ops.activations, ops.formats)):
+        w = torch.randn(n).to(dtype)
+        y, total = ops.rms_norm(x, w, 1e-5), x + residual
+        rtol = 1e-5 if dtype == torch.float32 else torch.finfo(dtype).eps
+        assert y.dtype == dtype
+        torch.testing.assert_close(y.float(), reference.rms_norm(x, w, 1e-5), rtol=rtol, atol=1e-6)
+        added = ops.add_rms_norm(x, residual, w, 1e-5)
+        assert torch.equal(added[1], total) and torch.equal(added[0], ops.rms_norm(total, w, 1e-5))
+        for row in range(0, rows, 3):
+            assert torch.equal(ops.rms_norm(x[row : row + 1], w, 1e-5)[0], y[row])
 
 
 def test_opcheck():

@@ -1,8 +1,12 @@
+import backends
 import pytest
 import torch
 
 from ssd.kernels import rope_append
 from ssd.kernels.rope_append import reference
+
+ops = backends.fixture("cpu", "triton")
+STEP = {torch.float32: 1e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 
 
 def make(rows=5, heads=3, kv_heads=1, d=64, dtype=torch.float32, seed=0):
@@ -18,27 +22,36 @@ def make(rows=5, heads=3, kv_heads=1, d=64, dtype=torch.float32, seed=0):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("heads,kv_heads,d", [(3, 1, 64), (7, 7, 80), (4, 2, 20), (9, 3, 256)])
-def test_matches_reference(heads, kv_heads, d, dtype):
+def test_matches_reference(ops, heads, kv_heads, d, dtype):
     args = make(5, heads, kv_heads, d, dtype)
     theirs = [a.clone() for a in args]
-    q = rope_append(*args)
-    torch.testing.assert_close(q, reference.rope_append(*theirs), rtol=1e-5, atol=1e-6)
-    step = {torch.float32: 1e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}[dtype]
-    for ours, wanted in zip(args[5:], theirs[5:], strict=True):
-        torch.testing.assert_close(ours, wanted, rtol=step, atol=1e-6, equal_nan=True)  # nothing else was touched
+    q, wanted = ops.rope_append(*args), reference.rope_append(*theirs)
+    assert q.dtype == (dtype if ops.tensor_cores else torch.float32)
+    torch.testing.assert_close(q.float(), wanted, rtol=max(1e-5, STEP[q.dtype]), atol=1e-6)
+    for ours, wanted in zip(args[5:], theirs[5:], strict=True):  # nothing else was touched
+        torch.testing.assert_close(ours, wanted, rtol=STEP[dtype], atol=1e-6, equal_nan=True)
 
 
-def test_strided_caches_and_the_same_bits_everywhere(isas):
-    args = make(9, 6, 3)
+def check_strided(rope_append, args, q):
     wide = [torch.full((4, 16, 5, 70), float("nan")) for _ in range(2)]
-    q, caches = rope_append(*args), args[5:]
+    views = [w[:, :, 1:4, 3:67] for w in wide]
+    assert torch.equal(rope_append(*args[:5], *views), q)
+    for view, cache in zip(views, args[5:], strict=True):
+        assert torch.equal(view.nan_to_num(7), cache.nan_to_num(7))
+    assert all(w[:, :, 0].isnan().all() and w[..., :3].isnan().all() for w in wide)
+
+
+def test_strided_caches(ops):
+    args = make(9, 6, 3)
+    check_strided(ops.rope_append, args, ops.rope_append(*args))
+
+
+def test_isas_give_the_same_bits(isas):
+    args = make(9, 6, 3)
+    q = rope_append(*args)
     for isa in isas:
         torch.ops.ssd.set_isa(isa)
-        views = [w[:, :, 1:4, 3:67] for w in wide]
-        assert torch.equal(rope_append(*args[:5], *views), q)
-        for view, cache in zip(views, caches, strict=True):
-            assert torch.equal(view.nan_to_num(7), cache.nan_to_num(7))
-        assert all(w[:, :, 0].isnan().all() and w[..., :3].isnan().all() for w in wide)
+        check_strided(rope_append, args, q)
 
 
 def test_opcheck():

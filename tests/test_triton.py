@@ -1,4 +1,5 @@
-"""The Triton forms in Triton's interpreter, which must be chosen before import: so in their own process."""
+"""The Triton forms in Triton's interpreter, which must be chosen before import: so in their own process. It runs
+tests/triton_kernels, and of the tests that all forms share (tests/backends.py) what the interpreter can afford."""
 
 import os
 import subprocess
@@ -8,13 +9,15 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("triton")
-FOLDER = Path(__file__).parent / "triton_kernels"
+TESTS = Path(__file__).parent
 
 
 @pytest.mark.timeout(1200)
 def test_forms_in_the_interpreter():
-    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", str(FOLDER)]
+    shared = [str(p) for p in TESTS.glob("test_*.py") if "ops = backends.fixture(" in p.read_text()]
+    assert len(shared) > 7
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", str(TESTS / "triton_kernels"), *shared]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    run = subprocess.run(command, env=environment, cwd=FOLDER.parent.parent, capture_output=True, text=True)
+    run = subprocess.run(command, env=environment, cwd=TESTS.parent, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
     assert " passed" in run.stdout and "skipped" not in run.stdout

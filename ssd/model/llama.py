@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 
 from .. import kernels
+from ..kernels.tree_attention import flash
 from .batch import Batch
 from .config import LlamaConfig
 from .kv_cache import KVCache
@@ -22,6 +23,7 @@ class Llama:
     """
 
     hidden_norm = None  # float32 [H] of a feature draft
+    flash_attn = None  # flash_attn_varlen_func, where prompts take it
 
     def __init__(self, config: LlamaConfig, weights, cos: torch.Tensor, sin: torch.Tensor, dtype: str):
         self.vocab = config.vocab_size  # outputs of lm_head
@@ -37,22 +39,30 @@ class Llama:
         dtype: str = "bf16",
         max_positions: int | None = None,
         device: str | torch.device = "cpu",
+        flash_prefill: bool = False,
     ) -> "Llama":
         """The model of a folder with config.json and *.safetensors.
 
         dtype: "bf16", "fp32" or "int8", the format of the weights in memory. max_positions: longest sequence in
-        tokens (default: what the checkpoint allows). device: where weights, tables and KV caches are. Raises
-        ValueError (one sentence) on an unfit dtype, folder, configuration or checkpoint.
+        tokens (default: what the checkpoint allows). device: where weights, tables and KV caches are.
+        flash_prefill: the package flash-attn for prompts of more than 64 rows a pass, on CUDA; their bits then depend
+        on how they were cut into chunks, and so may what is sampled. Raises ValueError (one sentence) on an unfit
+        dtype, folder, configuration or checkpoint, and where flash-attn was asked for and cannot run.
         """
         if dtype not in DTYPES:
             raise ValueError(f"dtype: got {dtype!r}, wanted one of {', '.join(DTYPES)}")
+        if flash_prefill and dtype == "fp32":
+            raise ValueError("flash_prefill: got dtype 'fp32', wanted bf16 or int8, whose KV cache has 16 bits")
+        call = flash.function(torch.device(device)) if flash_prefill else None
         config = LlamaConfig.from_folder(folder)
         embedding_dtype = torch.float32 if dtype == "fp32" else torch.bfloat16
         device = torch.device(device)
         weights = load_weights(config, folder, lambda w: kernels.pack_linear(w.to(device), dtype), embedding_dtype)
         if device.type != "cpu":
             weights.move(device, embedding_dtype)
-        return cls(config, weights, *(t.to(device) for t in rope_tables(config, max_positions)), dtype)
+        model = cls(config, weights, *(t.to(device) for t in rope_tables(config, max_positions)), dtype)
+        model.flash_attn = call
+        return model
 
     def new_kv_cache(self, num_pages: int, page_size: int = 16) -> KVCache:
         """k, v [layers, num_pages, page_size, kv heads, head_dim]."""
@@ -70,6 +80,11 @@ class Llama:
 
         hidden: float32 [R, H], what enters the first layer of a feature draft.
         """
+        if self.flash_attn and batch.mask is None and hidden is None:
+            tables = (batch.page_table, batch.prefix_lens, batch.row_offsets)
+            prompts = flash.prompts(self.flash_attn, *tables, len(batch.ids), kv.page_size)
+            if prompts:
+                return self._composed(batch, kv, layers, prompts)
         c, w = self.config, self.weights
         rows = (batch.ids, batch.positions, batch.slots, batch.row_offsets, batch.prefix_lens, batch.page_table)
         model = (w.embedding, self.flat, w.norm, w.lm_head, self.cos, self.sin)
@@ -79,22 +94,32 @@ class Llama:
 
     def forward_composed(self, batch: Batch, kv: KVCache) -> torch.Tensor:
         """`forward` operator by operator: the same bits."""
+        return self._composed(batch, kv)[0]
+
+    def _composed(self, batch: Batch, kv: KVCache, layers=(), prompts: flash.Prompts | None = None):
         c, w = self.config, self.weights
         x = kernels.embedding(batch.ids, w.embedding)  # [R, H]
-        for layer, k, v in zip(w.layers, kv.k, kv.v, strict=True):
-            x = self.attention(layer, x, batch, k, v)
+        stream = {0: x}
+        for i, (layer, k, v) in enumerate(zip(w.layers, kv.k, kv.v, strict=True), 1):
+            x = self.attention(layer, x, batch, k, v, prompts)
             x = self.mlp(layer, x)
+            if i in layers:
+                stream[i] = x
+        features = torch.cat([stream[n] for n in layers], 1) if layers else x.new_empty(len(x), 0)
         x = kernels.rms_norm(x[batch.logit_rows], w.norm, c.rms_norm_eps)
-        return kernels.linear(x, w.lm_head, c.vocab_size)
+        return kernels.linear(x, w.lm_head, self.vocab), features
 
-    def attention(self, layer: LayerWeights, x: torch.Tensor, batch: Batch, k, v) -> torch.Tensor:
+    def attention(self, layer: LayerWeights, x: torch.Tensor, batch: Batch, k, v, prompts=None) -> torch.Tensor:
         c = self.config
         normed = kernels.rms_norm(x, layer.attention_norm, c.rms_norm_eps)
         heads = c.num_heads + 2 * c.num_kv_heads
         qkv = kernels.linear(normed, layer.qkv, heads * c.head_dim, layer.qkv_bias)
         q = kernels.rope_append(qkv, self.cos, self.sin, batch.positions, batch.slots, k, v)  # [R, Hq, D]
-        rows = (batch.page_table, batch.prefix_lens, batch.row_offsets, batch.mask)
-        out, _ = kernels.tree_attention(q, k, v, *rows, scale=self.scale)
+        if prompts:
+            out = prompts.attend(q, k, v, self.scale)
+        else:
+            rows = (batch.page_table, batch.prefix_lens, batch.row_offsets, batch.mask)
+            out, _ = kernels.tree_attention(q, k, v, *rows, scale=self.scale)
         return kernels.linear(out.flatten(1), layer.o, c.hidden_size, layer.o_bias, x)
 
     def mlp(self, layer: LayerWeights, x: torch.Tensor) -> torch.Tensor:

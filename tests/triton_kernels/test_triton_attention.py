@@ -1,6 +1,7 @@
+"""Paths of the Triton form that the shapes of tests/test_tree_attention.py do not choose."""
+
 import pytest
 import torch
-import torch.nn.functional as F
 
 from ssd.kernels.tree_attention import reference
 from ssd.kernels.tree_attention import triton as form
@@ -70,33 +71,6 @@ def random_trees(case, words=1, stride=1):
     return mask.to(case.q.device), paths
 
 
-def same_in_torch(case, b, row, seen, scale):
-    """The row computed by torch in the same dtype."""
-    at = case.at(case.table[b], torch.tensor(seen, device=case.q.device))
-    group = case.q.shape[1] // case.k.shape[2]
-    k, v = (c[at].transpose(0, 1).repeat_interleave(group, 0) for c in (case.k, case.v))
-    return F.scaled_dot_product_attention(case.q[row][:, None], k, v, scale=scale)[:, 0]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("tree", [False, True])
-def test_error_is_at_most_twice_that_of_torch(device, dtype, tree):
-    case = Case(device, [40, 0, 31], [2, 4, 1], dtype=dtype)
-    mask = random_trees(case)[0] if tree else None
-    out, lse = form.tree_attention(*case.args(), mask, scale=0.3, return_lse=True)
-    exact, exact_lse = reference.tree_attention(*case.args(), mask, 0.3)
-    plain = []
-    for b, first in enumerate(case.offsets[:-1]):
-        for t in range(case.rows[b]):
-            seen = reference.visible_keys(case.prefixes[b], t, mask[first + t] if tree else None)
-            plain.append(same_in_torch(case, b, first + t, seen, 0.3))
-    plain = torch.stack(plain)
-    error, allowed = (out.float() - exact).abs().max(), (plain.float() - exact).abs().max()
-    assert error <= 2 * allowed + 1e-6
-    weights = 1e-5 if dtype == torch.float32 else torch.finfo(dtype).eps / 2  # lse sums the weights as V meets them
-    torch.testing.assert_close(lse, exact_lse, rtol=0, atol=weights)
-
-
 def test_softcap_and_padded_head_dim(device):
     case = Case(device, [37], [3], heads=(3, 1), dim=24, dtype=torch.float32)
     got = form.tree_attention(*case.args(), scale=2.0, softcap=4.0, return_lse=True)
@@ -115,10 +89,10 @@ def test_chain_rows_equal_decoded_rows(device, heads):
         assert torch.equal(alone[1][0], lse[case.offsets[b] + t])
 
 
-@pytest.mark.parametrize("words,stride", [(1, 1), (6, 60)])
-def test_branching_rows_equal_decoded_rows(device, words, stride):
-    case = Case(device, [61, 3], [6, 2], (3, 1), slots=6 * stride)
-    mask, paths = random_trees(case, words, stride)
+def test_rows_of_a_forest_equal_decoded_rows(device):
+    """Slots far apart, in several words."""
+    case = Case(device, [61, 3], [6, 2], (3, 1), slots=6 * 60)
+    mask, paths = random_trees(case, words=6, stride=60)
     out, lse = form.tree_attention(*case.args(), mask, scale=0.3, return_lse=True)
     assert max(len(path) for path in paths) > 3  # deep enough to leave the span
     for b, rows in ((0, (1, 3, 4, 5)), (1, (7,))):
@@ -152,11 +126,8 @@ def test_requests_of_one_span(device):
         assert torch.equal(case.decode(0, row, paths[row], scale=0.3)[0][0], tree[row])
 
 
-def test_row_without_keys_and_no_rows(device):
+def test_no_rows(device):
     case = Case(device, [0, 33], [1, 1])
-    mask = torch.tensor([[0], [1]], device=device)
-    out, lse = form.tree_attention(*case.args(), mask, scale=0.3, return_lse=True)
-    assert not out[0].any() and (lse[0] == -torch.inf).all() and out[1].isfinite().all()
     q, k, v, table, prefix, _ = case.args()
     out, lse = form.tree_attention(q[:0], k, v, table, prefix, case.ints([0, 0, 0]), scale=1.0)
     assert out.shape == (0, 6, 16) and lse.shape == (0, 6)

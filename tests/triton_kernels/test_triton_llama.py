@@ -22,7 +22,7 @@ def loaded(folder, device, dtype, format):
     return Llama(config, weights, *(t.to(device) for t in rope_tables(config)), format)
 
 
-def forward(model, batch, kv):
+def forward(model, batch, kv, layers=()):
     c, w, b = (
         model.config,
         model.weights,
@@ -30,7 +30,7 @@ def forward(model, batch, kv):
     )
     rows = (b[name] for name in "ids positions slots row_offsets prefix_lens page_table mask logit_rows".split())
     rest = (w.embedding, model.flat, w.norm, w.lm_head, model.cos, model.sin, c.num_heads, c.intermediate_size)
-    return llama_forward(*rows, kv.k, kv.v, *rest, c.rms_norm_eps, model.scale)[0]
+    return llama_forward(*rows, kv.k, kv.v, *rest, c.rms_norm_eps, model.scale, feature_layers=layers)
 
 
 def cache(model, dtype):
@@ -43,19 +43,20 @@ def ids():
     return torch.randint(0, 99, (7,), generator=torch.Generator().manual_seed(0))
 
 
-def test_logits_are_those_of_the_cpu(tmp_path, device, ids):
+def test_logits_and_features_are_those_of_the_cpu(tmp_path, device, ids):
     model_helpers.save_tiny(tmp_path, **SMALL)
     model, cpu = loaded(tmp_path, device, torch.float32, "fp32"), Llama.load(tmp_path, "fp32")
-    got = forward(model, model_helpers.one_request(ids), cache(model, torch.float32))
-    want = cpu.forward(model_helpers.one_request(ids), cpu.new_kv_cache(4))
-    assert max(model_helpers.relative_error(got.cpu(), want)) < 1e-5
+    got = forward(model, model_helpers.one_request(ids), cache(model, torch.float32), (0, 2, 1))
+    wanted = cpu.forward_features(model_helpers.one_request(ids), cpu.new_kv_cache(4), (0, 2, 1))
+    for ours, want in zip(got, wanted, strict=True):
+        assert max(model_helpers.relative_error(ours.cpu(), want)) < 1e-5
 
 
 def test_steps_and_a_chunk_have_the_same_bits(tmp_path, device, ids):
     model_helpers.save_tiny(tmp_path, **SMALL | {"num_hidden_layers": 1})
     model = loaded(tmp_path, device, torch.bfloat16, "bf16")
     make = partial(cache, model, torch.bfloat16)
-    chunk = forward(model, model_helpers.one_request(ids), make())
+    chunk = forward(model, model_helpers.one_request(ids), make())[0]
     kv = make()
-    steps = [forward(model, model_helpers.one_request(ids[i : i + 1], prefix=i), kv) for i in range(len(ids))]
+    steps = [forward(model, model_helpers.one_request(ids[i : i + 1], prefix=i), kv)[0] for i in range(len(ids))]
     assert torch.equal(torch.cat(steps), chunk)

@@ -1,12 +1,11 @@
+"""What the Triton forms do beside the public operators; tests/test_sample.py and its like say what they draw."""
+
 import pytest
 import torch
 
 from ssd.kernels.sample import reference
 from ssd.kernels.sample import triton as form
-from ssd.kernels.top_f import reference as top_f_reference
 from ssd.kernels.top_f.triton import top_f
-from ssd.kernels.verify import reference as verify_reference
-from ssd.kernels.verify.triton import verify_coupled
 
 VOCAB = 200
 
@@ -59,14 +58,6 @@ def test_noise_words_are_those_of_the_definition(device):
         assert got.tolist() == reference.noise_words(seeds, positions, 37, purpose).tolist()
 
 
-def test_sample_matches_reference(device):
-    args = filtered()
-    tokens, logprobs = form.sample(*to(device, *args))
-    want, want_logprobs = reference.sample(*args)
-    assert tokens.tolist() == want.tolist()
-    torch.testing.assert_close(logprobs.cpu(), want_logprobs, rtol=1e-5, atol=1e-5)
-
-
 def test_survivors_are_those_of_the_definition(device):
     args = filtered()
     cuts = form.open_rows(*to(device, *args[:5]), None)[1].cpu()
@@ -77,14 +68,6 @@ def test_survivors_are_those_of_the_definition(device):
         assert mine.tolist() == sorted(keep.tolist())
 
 
-def test_row_alone_equals_row_among_others(device):
-    args = to(device, *filtered())
-    tokens, logprobs = form.sample(*args)
-    for row in (0, 4):
-        alone = form.sample(*(a[row : row + 1] for a in args))
-        assert alone[0][0] == tokens[row] and alone[1][0] == logprobs[row]
-
-
 def test_rows_that_cannot_be_drawn_give_no_token(device):
     args = rows(4)
     args[0][0, 5], args[0][1, 150], args[0][2] = torch.nan, torch.inf, -torch.inf
@@ -92,48 +75,6 @@ def test_rows_that_cannot_be_drawn_give_no_token(device):
     assert tokens[:3].tolist() == [-1, -1, -1] and logprobs[:3].isnan().all()
     assert tokens[3] >= 0 and logprobs[3].isfinite()
     assert top_f(*to(device, *args), 2)[0][:3].tolist() == [[-1, -1]] * 3
-
-
-@pytest.mark.parametrize("options", ["plain", "excluded", "trimmed"])
-def test_top_f_matches_reference(device, options):
-    args = rows(5, temperature={1: 0, 2: 0.6}, top_k={2: 2}, top_p={3: 0.3})
-    args[0][4, 3:] = -torch.inf  # fewer tokens than asked for
-    more = {}
-    if options != "plain":
-        more["exclude"] = torch.randint(-1, VOCAB, (5, 30))
-        more["exclude"][:, 0] = top_f_reference.top_f(*args, 1)[:, 0]
-    if options == "trimmed":
-        more["target_ids"], more["purpose"] = torch.randperm(1000)[:VOCAB], 3
-    ids, scores = top_f(*to(device, *args), 4, **{k: v.to(device) if k != "purpose" else v for k, v in more.items()})
-    assert ids.tolist() == top_f_reference.top_f(*args, 4, **more).tolist()
-    assert (scores.isfinite() == (ids >= 0)).all()
-    inside = scores[[0, 3, 4]].nan_to_num(neginf=-1e9)
-    assert (inside[:1].diff() <= 0).all()
-
-
-def test_verify_coupled_matches_reference(device):
-    """A request of one root, a chain that fits all the way, a tree whose second child of a node fits."""
-    offsets = torch.tensor([0, 1, 5, 11], dtype=torch.int32)
-    parents = torch.tensor([[9] * 5, [-1, 0, 1, 9, 9], [-1, 0, 0, 2, 2]], dtype=torch.int8)
-    logits, *params = rows(11)
-    params = [p[:3] for p in params]
-    params[0][2] = 0
-    tokens = torch.zeros(3, 5, dtype=torch.int32)
-    for b, n in ((1, 3), (2, 5)):
-        for i in range(n):
-            parent, depth = int(parents[b, i]), 0
-            row = int(offsets[b]) + parent + 1
-            while parent >= 0:
-                parent, depth = int(parents[b, parent]), depth + 1
-            one = [p[b : b + 1] for p in params]
-            tokens[b, i] = reference.sample(logits[row : row + 1], *one[:-1], one[-1] + depth)[0]
-    tokens[2, 1] = (tokens[2, 1] + 1) % VOCAB
-    got = verify_coupled(*to(device, logits, offsets, tokens, parents, *params), logprobs=True)
-    want = verify_reference.verify_coupled(logits, offsets, tokens, parents, *params)
-    assert [x.tolist() for x in got[:3]] == [x.tolist() for x in want]
-    assert got[1].tolist() == [0, 3, 3]
-    for b in range(3):
-        assert got[3][b].isfinite().tolist() == (got[2][b] >= 0).tolist()
 
 
 def test_bad_arguments_are_named(device):

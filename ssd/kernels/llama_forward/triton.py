@@ -20,7 +20,7 @@ def llama_forward(
     width, (num_kv_heads, head_dim) = embedding.shape[1], k_cache.shape[3:]
     embedded = embed(ids, embedding)  # [R, H]
     x = embedded if hidden is None else hidden
-    stream = [x]
+    stream = {0: x}
     for i, (k, v) in enumerate(zip(k_cache, v_cache, strict=True)):
         layer = (t if t.numel() else None for t in layers[FIELDS * i : FIELDS * (i + 1)])
         attention_norm, qkv, qkv_bias, o, o_bias, mlp_norm, gate_up, gate_up_bias, down, down_bias = layer
@@ -34,7 +34,8 @@ def llama_forward(
         x = linear(y.flatten(1), o, width, o_bias, x)
         y = linear_swiglu(rms_norm(x, mlp_norm, eps), gate_up, 32 * -(-inner_size // 16), gate_up_bias)
         x = linear(y, down, width, down_bias, x)
-        stream.append(x)
+        if i + 1 in feature_layers:
+            stream[i + 1] = x
     logits = linear(rms_norm(x[logit_rows], norm, eps), lm_head, embedding.shape[0] if vocab is None else vocab)
     features = [stream[n] for n in feature_layers]
     return logits, torch.cat(features, 1) if features else x.new_empty(len(x), 0)

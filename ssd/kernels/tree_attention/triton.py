@@ -130,9 +130,9 @@ def reduce_span(
 @triton.jit
 def store_result(p_out, p_lse, o_row, o_d, m_row, m_d, m, den, acc, D: tl.constexpr, LSE: tl.constexpr):
     """out = acc / den and lse = ln(2) (m + log2 den), at flat rows (row, head); a row that saw no key: 0 and -inf."""
-    y = tl.where(den[:, None] > 0, acc / tl.where(den > 0, den, 1.0)[:, None], 0.0)
+    y = tl.where(den[:, None] != 0, acc / tl.where(den != 0, den, 1.0)[:, None], 0.0)  # NaN stays NaN
     tl.store(p_out + o_row[:, None] * D + o_d, y.to(p_out.dtype.element_ty), mask=m_row[:, None] & m_d)
-    lse = tl.where(den > 0, (m + tl.log2(tl.where(den > 0, den, 1.0))) * 0.6931471805599453, float("-inf"))
+    lse = tl.where(den != 0, (m + tl.log2(tl.where(den != 0, den, 1.0))) * 0.6931471805599453, float("-inf"))
     if LSE:
         tl.store(p_lse + o_row, lse, mask=m_row)
 

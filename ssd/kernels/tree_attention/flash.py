@@ -1,0 +1,79 @@
+"""flash-attn (Dao, arXiv 2307.08691) in place of tree attention for prompts, where that was asked for.
+
+Never the default: it cuts keys and rows into blocks of its own choice, so the KV of a prompt is no longer, bit for bit,
+that of the same tokens decoded one by one or in other chunks.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from . import tree_attention
+
+VERIFICATION = 64  # rows of a request at most; with more it is a prompt
+
+
+def function(device: torch.device) -> Callable:
+    """flash_attn_varlen_func. Raises ValueError where it cannot run."""
+    try:
+        from flash_attn import flash_attn_varlen_func
+    except ImportError:
+        raise ValueError(
+            "flash_prefill: needs the package flash-attn, wanted `pip install flash-attn` or flash_prefill off"
+        ) from None
+    if device.type != "cuda":
+        raise ValueError(f"flash_prefill: got a model on {device}, wanted one on CUDA")
+    return flash_attn_varlen_func
+
+
+class Prompts:
+    """Attention of one pass whose prompts take flash-attn; verifications and steps beside them take tree_attention."""
+
+    def __init__(self, call: Callable, requests, page_table, prefix_lens, offsets: list[int], page_size: int):
+        """requests: the indices of the prompts. Waits for the device, once a pass."""
+        device, prefix = page_table.device, prefix_lens.tolist()
+        counts = [b - a for a, b in zip(offsets, offsets[1:], strict=False)]
+        self.call, self.rest = call, None
+
+        def ints(values):
+            return torch.tensor(values, dtype=torch.int32, device=device)
+
+        def rows_of(chosen):
+            return torch.cat([torch.arange(offsets[b], offsets[b + 1], device=device) for b in chosen])
+
+        def starts(sizes):
+            return ints([0, *torch.tensor(sizes).cumsum(0).tolist()])
+
+        keys = [prefix[b] + counts[b] for b in requests]
+        pages, places = [], []
+        for b, n in zip(requests, keys, strict=True):
+            index = torch.arange(n, device=device)
+            pages.append(page_table[b].long()[index // page_size])
+            places.append(index % page_size)
+        self.rows, self.where = rows_of(requests), (torch.cat(pages), torch.cat(places))
+        most = max(counts[b] for b in requests), max(keys)
+        self.sizes = (starts([counts[b] for b in requests]), starts(keys), *most)
+        others = [b for b, n in enumerate(counts) if n and b not in requests]
+        if others:
+            table, lens = page_table[others], prefix_lens[others]
+            self.rest = rows_of(others), (table, lens, starts([counts[b] for b in others]))
+
+    def attend(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float) -> torch.Tensor:
+        """[R, Hq, D] of q's dtype. The keys are gathered: flash-attn's own pages hold 256 tokens or multiples."""
+        out = torch.empty_like(q)
+        k, v = k_cache[self.where], v_cache[self.where]  # [keys, Hkv, D]
+        rows = q[self.rows].to(k.dtype)
+        out[self.rows] = self.call(rows, k, v, *self.sizes, softmax_scale=scale, causal=True).to(q.dtype)
+        if self.rest:
+            rows, tables = self.rest
+            out[rows] = tree_attention(q[rows], k_cache, v_cache, *tables, scale=scale)[0]
+        return out
+
+
+def prompts(call: Callable, page_table, prefix_lens, row_offsets, rows: int, page_size: int) -> Prompts | None:
+    """The pass's attention; None where no request has more rows than a verification."""
+    if rows - len(prefix_lens) < VERIFICATION:  # no need to wait for the device
+        return None
+    offsets = row_offsets.tolist()
+    found = [b for b, (i, j) in enumerate(zip(offsets, offsets[1:], strict=False)) if j - i > VERIFICATION]
+    return Prompts(call, found, page_table, prefix_lens, offsets, page_size) if found else None

@@ -1,0 +1,35 @@
+"""What Triton's interpreter must be taught for the Triton forms: a product as tensor cores have it, and sizes at which
+every path is taken at lengths that it can afford."""
+
+import numpy as np
+
+
+def to_float(handle, bfloat16):
+    if handle.dtype.scalar == bfloat16:
+        return (handle.data.astype(np.uint32) << 16).view(np.float32)
+    return handle.data.astype(np.float32)
+
+
+def prepare() -> None:
+    """NumPy's product may sum a row otherwise in another place of the tile; an MMA does not. So the interpreter's dot
+    becomes a chain of products of 16 k, each element on its own, as m16n8k16 is; and it learns bfloat16."""
+    from triton.runtime import interpreter
+
+    from ssd.kernels.sample import triton as sample
+    from ssd.kernels.tree_attention import triton as tree_attention
+
+    tl = interpreter.tl
+
+    def dot(self, a, b, d, *_):
+        x, y, total = to_float(a, tl.bfloat16), to_float(b, tl.bfloat16), d.data.copy()
+        for k in range(0, x.shape[1], 16):
+            total = total + np.add.reduce(x[:, k : k + 16, None] * y[None, k : k + 16], axis=1)
+        return interpreter.TensorHandle(total, d.dtype.scalar)
+
+    def bf16(self, value):
+        return self.create_fp_trunc(self.get_fp32(value), tl.bfloat16)
+
+    interpreter.InterpreterBuilder.create_dot = dot
+    interpreter.InterpreterBuilder.get_bf16 = bf16  # Triton 3.9 has it
+    sample.CHUNK = 64  # some chunks a row
+    tree_attention.SPAN, tree_attention.TILE = 32, 16
