@@ -5,6 +5,7 @@ import os
 
 import pytest
 import tiny_checkpoint
+import torch
 from draft_helpers import write_draft
 from test_speculative import PROMPTS, answers, load
 
@@ -49,10 +50,11 @@ def test_formulas():
 @two_cores
 def test_costs_are_measured_once_for_a_machine_and_pair(folder, target, tmp_path):
     draft = Draft.load(write_draft(tmp_path / "d", layers=[1]), target, "bf16")
-    arrangement = (None, list(CORES[:1]), list(CORES[-1:]))
+    arrangement = (list(CORES), list(CORES[:1]), list(CORES[-1:]))
     cache = tmp_path / "cache"
     costs = costs_of(target, draft, *arrangement, cache)
     assert all(set(times) == set(ROWS) and min(times.values()) > 0 for times in vars(costs).values())
+    assert torch.ops.ssd.num_threads() == len(CORES)  # as before
     (file,) = cache.iterdir()
     assert costs_of(target, draft, *arrangement, cache) == costs
     stored = json.loads(file.read_text())

@@ -74,10 +74,11 @@ def make_speculator(speculation: SpeculationOptions, options: EngineOptions, dra
         return sd
     if speculation.verify == "rejection":
         return sd
-    together, apart, drafting = cores_of(options.threads), list(CORES[:-1]), draft_cores(speculation)
+    together = cores_of(options.threads) or [-1] * len(CORES)
+    apart, drafting = list(CORES[:-1]), draft_cores(speculation)
     costs = costs_of(model, draft, together, apart, drafting, cache_folder())
     lanes = make_lanes(speculation, options, draft, backup, model, max_len)
-    cores = {"sd": together or [-1] * len(CORES), "ssd": apart}
+    cores = {"sd": together, "ssd": apart}
     return Auto(sd, lanes, costs, cores, depth=speculation.depth, branches=speculation.outcomes)
 
 

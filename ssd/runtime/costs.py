@@ -8,11 +8,14 @@ import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
+from types import SimpleNamespace
 
 import torch
 
 from ssd.model.batch import Batch
 
+from .candidates import Coupled
+from .sampling_params import SamplingParams
 from .threads import bind
 
 log = logging.getLogger(__name__)
@@ -79,6 +82,7 @@ class Passes:
         self.model, self.kv = model, model.new_kv_cache(-(-(PREFIX + max(ROWS)) // 16))
         self.kv.k.zero_(), self.kv.v.zero_()
         features = bool(getattr(model, "feature_layers", ()))
+        self.asker = SimpleNamespace(params=SamplingParams(temperature=1.0), seed=0) if hasattr(model, "ids") else None
         self.batches = {n: rows_of(model, n, self.kv.num_pages, self.kv.page_size) for n in ROWS}
         width = model.config.hidden_size
         self.hidden = {n: torch.ones(n, width) if features else None for n in ROWS}
@@ -86,14 +90,16 @@ class Passes:
     def run(self, rows: int) -> float:
         begin = perf_counter()
         with torch.inference_mode():
-            self.model.forward_features(self.batches[rows], self.kv, (), self.hidden[rows])
+            logits, _ = self.model.forward_features(self.batches[rows], self.kv, (), self.hidden[rows])
+            if self.asker:  # a draft's choice is part of its step
+                Coupled().best(logits, [self.asker] * rows, [PREFIX] * rows, 1, self.model.ids)
         return perf_counter() - begin
 
     def times(self) -> dict[int, float]:
         return {n: statistics.median(self.run(n) for _ in range(REPEATS + 1)) for n in ROWS}
 
 
-def measure(target, draft, together: list[int] | None, verify: list[int], drafting: list[int]) -> Costs:
+def measure(target, draft, together: list[int], verify: list[int], drafting: list[int]) -> Costs:
     """Times both models on the cores of each arrangement; the calling thread is bound to `together` afterwards."""
     target, draft = Passes(target), Passes(draft)
     bind(together)
