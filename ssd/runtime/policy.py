@@ -76,7 +76,7 @@ class Policy:
             self.per_draft_step.add(seconds / steps)
 
     def costs(self, sequences: int) -> tuple[float, float]:
-        """(row of a verification, draft step shared by the sequences) in plain steps."""
+        """(row of a verification, draft step) in plain steps, by the tokens that a plain step gives."""
         plain = self.plain.get(1.0)
         known = self.plain.value is not None
         row = self.per_row.get(0.1 * plain) / plain if known else 0.1
@@ -94,7 +94,7 @@ class Policy:
         if not self.adaptive:
             return -1.0, -1.0
         row, step = self.costs(sequences)
-        return min(row * speed, 0.9), min((row + step / sequences) * speed, 0.95)
+        return min(row * speed, 0.9), min((row + step) * speed, 0.95)
 
 
 class Record:
