@@ -21,6 +21,7 @@ from ssd.model import Llama, LlamaConfig
 from ssd.model.batch import Batch
 from ssd.model.config import Rope
 from ssd.model.kv_cache import KVCache
+from ssd.model.memory import Arena
 from ssd.model.rope import rope_tables
 from ssd.model.weights import BLOCK, LayerWeights, Weights, pack_rows
 
@@ -39,12 +40,14 @@ def random_llama(m: Model, device: str, positions: int) -> Llama:
         m.vocab, m.hidden, m.inner, m.depth, m.heads, m.kv_heads, m.head_dim, positions, 1e-5, Rope(), False, False,
         False, None, (),
     )  # fmt: skip
+    arena = Arena()
     norm_dtype = torch.float32 if device == "cpu" else torch.bfloat16
 
     def packed(n, k):
-        return pack_rows(
-            lambda i, j: torch.randn(j - i, k, device=device) * k**-0.5, n, lambda w: kernels.pack_linear(w, "bf16")
-        )
+        def rows(i, j):
+            return torch.randn(j - i, k, device=device) * k**-0.5
+
+        return pack_rows(rows, n, lambda w: kernels.pack_linear(w, "bf16"), arena)
 
     def layer():
         inner, (qkv, hidden) = -(-m.inner // BLOCK) * BLOCK, m.layers["qkv"]
