@@ -32,7 +32,8 @@ struct Scratch {
   std::vector<float> memory;
   float *q, *s, *y, *o, *kt, *v, *ts, *tv;
   Scratch(int d, int slots) {
-    const int64_t sizes[] = {kBlock * d, kBlock * kSpan, kBlock * d, kBlock * d, kKeys * d, kSpan * d, kBlock * slots, slots * d};
+    const int64_t sizes[] = {kBlock * d, kBlock * kSpan, kBlock * d,      kBlock * d,
+                             kKeys * d,  kSpan * d,      kBlock * slots, slots * d};
     float** parts[] = {&q, &s, &y, &o, &kt, &v, &ts, &tv};
     int64_t total = 16;
     for (int64_t n : sizes) total += n;
@@ -54,26 +55,36 @@ template <class T> struct Keys {
       if (++slot == page_size) slot = 0, ++page;
     }
   }
-  void fetch(int64_t first, int n, int d) const {
-    const T* at[kKeys];
-    addresses(first, n, at);
-    for (int i = 0; i < n; ++i)
-      for (size_t b = 0; b < d * sizeof(T); b += 64) __builtin_prefetch((const char*)at[i] + b);
+};
+
+// Fetches n keys from memory, a line at a time while something else is computed: of a burst the CPU drops what
+// exceeds the misses that it can have under way (a few dozen).
+template <class T> struct Fetch {
+  const T* const* at;
+  int n, bytes;  // keys, bytes of a key
+  int i = 0, b = 0;
+  SSD_INLINE void next() {
+    if (i >= n) return;
+    __builtin_prefetch((const char*)at[i] + b);
+    if ((b += 64) >= bytes) b = 0, ++i;
+  }
+  void until(int end) {
+    while (i < std::min(end, n)) next();
   }
 };
 
-// Scores of keys [first, first + n), n <= kKeys, into columns of s for vectors [i0, i1).
+// Scores of the keys at at[0..n), n <= kKeys, into columns of s for vectors [i0, i1).
 template <class T>
-void scores(const AttentionArgs& a, const Block& b, Scratch& z, const Keys<T>& keys, int64_t first, int n, int i0, int i1,
-            float* s, int lds) {
-  const int d = b.head_dim, panels = (n + 15) / 16;
-  const T* at[16];
-  for (int p = 0; p < panels; ++p) {
-    const int m = std::min(16, n - 16 * p);
-    keys.addresses(first + 16 * p, m, at);
-    transpose16(at, m, d, z.kt + 16 * p * d);
-  }
-  product(z.q + i0 * d, d, i1 - i0, z.kt, 16 * d, panels, d, s + i0 * lds, lds);
+void scores(const AttentionArgs& a, const Block& b, Scratch& z, const T* const* at, int n, int i0, int i1, float* s,
+            int lds,
+            Fetch<T>& fetch) {
+  const int d = b.head_dim, panels = (n + 15) / 16, until = fetch.i + n;
+  Fetch<T> none{};
+  const bool few = i1 - i0 <= kRowTile;
+  for (int p = 0; p < panels; ++p) transpose16(at + 16 * p, n - 16 * p, d, z.kt + 16 * p * d, few ? fetch : none);
+  if (few) product(z.q + i0 * d, d, i1 - i0, z.kt, 16 * d, panels, d, s + i0 * lds, lds);
+  else product(z.q + i0 * d, d, i1 - i0, z.kt, 16 * d, panels, d, s + i0 * lds, lds, fetch);
+  fetch.until(until);
   for (int i = i0; i < i1 && a.softcap > 0; ++i)
     for (int p = 0; p < panels; ++p) {  // cap * tanh(x / cap)
       const f32x16 one = set1(1.f), e = exp(load(s + i * lds + 16 * p) * set1(2.f / a.softcap));
@@ -81,41 +92,41 @@ void scores(const AttentionArgs& a, const Block& b, Scratch& z, const Keys<T>& k
     }
 }
 
-// Values of keys [first, first + n) as panels [D / 16][stride][16], from column c on.
-template <class T> void values(const Keys<T>& keys, int64_t first, int n, int d, float* v, int stride, int c) {
-  const T* at[16];
-  for (int j = 0; j < n; j += 16) {
-    const int m = std::min(16, n - j);
-    keys.addresses(first + j, m, at);
-    for (int i = 0; i < m; ++i)
-      for (int p = 0; p < d / 16; ++p) store(v + (int64_t(p) * stride + c + j + i) * 16, load(at[i] + 16 * p));
-  }
+// The values at at[0..n) as panels [D / 16][stride][16], from column c on.
+template <class T> void values(const T* const* at, int n, int d, float* v, int stride, int c) {
+  for (int j = 0; j < n; ++j)
+    for (int p = 0; p < d / 16; ++p) store(v + (int64_t(p) * stride + c + j) * 16, load(at[j] + 16 * p));
 }
 
 // y[r] = sum over keys of s[r][key] times the value at at[key]: the chain of `product`, for up to kRowTile vectors.
-template <class T> void weighted_sum(const float* s, int rows, const T* const* at, int n, int d, float* y) {
+template <class T>
+void weighted_sum(const float* s, int rows, const T* const* at, int n, int d, float* y, Fetch<T>& fetch) {
   with_rows(rows, SSD_EACH(rt) {
-    constexpr int NP = rt == 1 ? 4 : rt <= kRowTile / 2 ? 2 : 1;
-    auto panels = [&](auto np, int p) __attribute__((always_inline)) {
+    constexpr int NP = panels_with(rt);
+    auto panels = [&](auto np, auto first, int p) __attribute__((always_inline)) {
       f32x16 acc[rt * np];
       unroll<rt * np>(SSD_EACH(i) { acc[i] = zero(); });
-      for (int j = 0; j < n; ++j)
+      for (int j = 0; j < n; ++j) {
+        if constexpr (first) fetch.until(j + 1);
         unroll<np>(SSD_EACH(c) {
           const f32x16 v = load(at[j] + 16 * (p + c));
           unroll<rt>(SSD_EACH(r) { acc[r * np + c] = fma(set1(s[r * kSpan + j]), v, acc[r * np + c]); });
         });
+      }
       unroll<rt>(SSD_EACH(r) { unroll<np>(SSD_EACH(c) { store(y + r * d + 16 * (p + c), acc[r * np + c]); }); });
     };
     int p = 0;
-    for (; p + NP <= d / 16; p += NP) panels(std::integral_constant<int, NP>{}, p);
-    for (; p < d / 16; ++p) panels(std::integral_constant<int, 1>{}, p);
+    if (NP <= d / 16) panels(std::integral_constant<int, NP>{}, std::true_type{}, 0), p = NP;
+    for (; p + NP <= d / 16; p += NP) panels(std::integral_constant<int, NP>{}, std::false_type{}, p);
+    for (; p < d / 16; ++p) panels(std::integral_constant<int, 1>{}, std::false_type{}, p);
   });
 }
 
 // s[0, n) becomes e^(s - maximum); returns maximum and sum.
 SSD_INLINE void softmax(float* s, int n, float& m, float& l) {
   f32x16 top = set1(-INFINITY);
-  for (int i = 0; i < n; i += 16) top = max(n - i < 16 ? select((1u << (n - i)) - 1, load(s + i), top) : load(s + i), top);
+  for (int i = 0; i < n; i += 16)
+    top = max(n - i < 16 ? select((1u << (n - i)) - 1, load(s + i), top) : load(s + i), top);
   m = reduce_max(top);
   f32x16 sum = zero();
   for (int i = 0; i < n; i += 16) {
@@ -163,7 +174,9 @@ inline int count_bits(const int64_t* bits, int words) {
 
 // One span of a block: scores, softmax and values; merged into the state of each vector.
 template <class T>
-void span_pass(const AttentionArgs& a, Block& b, Scratch& z, const Keys<T>& ks, const Keys<T>& vs, int span, int slots) {
+void span_pass(const AttentionArgs& a, Block& b, Scratch& z, const Keys<T>& ks, const Keys<T>& vs, int span,
+               int slots) {
+  const T *at[kSpan], *v_at[kSpan], *next[kSpan];
   const int d = b.head_dim, p0 = span * kSpan;
   int implicit[kBlock], total[kBlock], most = 0;  // keys of the span in the implicit part, and with tree slots
   for (int i = 0; i < b.n; ++i) {
@@ -172,33 +185,35 @@ void span_pass(const AttentionArgs& a, Block& b, Scratch& z, const Keys<T>& ks, 
     total[i] = std::clamp(all - p0, 0, kSpan);
     most = std::max(most, implicit[i]);
   }
+  const int later = std::clamp(b.limit[b.n - 1] - p0 - kSpan, 0, kSpan), bytes = d * sizeof(T);
+  ks.addresses(p0, most, at);
+  vs.addresses(p0, most, v_at);
+  ks.addresses(p0 + kSpan, later, next);
+  Fetch<T> v_fetch{v_at, most, bytes}, k_fetch{next, later, bytes};  // memory works while this is computed
   for (int j = 0; j < most; j += kKeys) {
     int i0 = 0;  // rows see more keys the later they come
     while (implicit[i0] <= j) ++i0;
-    const int n = std::min(kKeys, most - j), ahead = p0 + j + kKeys;  // memory works while this is computed
-    ks.fetch(ahead, std::clamp(b.limit[b.n - 1] - ahead, 0, kKeys), d);
-    vs.fetch(p0 + j, n, d);
-    scores(a, b, z, ks, p0 + j, n, i0, b.n, z.s + j, kSpan);
+    scores(a, b, z, at + j, std::min(kKeys, most - j), i0, b.n, z.s + j, kSpan, v_fetch);
   }
   const bool direct = b.n <= kRowTile;  // one tile of vectors reads the values where they are
-  const T* at[kSpan];
-  if (direct) vs.addresses(p0, most, at);
-  else values(vs, p0, most, d, z.v, kSpan, 0);
+  if (!direct) values(v_at, most, d, z.v, kSpan, 0);
   float ms[kBlock], ls[kBlock];
   int32_t list[kSpan];
   for (int i = 0; i < b.n; ++i) {
     float* s = z.s + i * kSpan;
     if (total[i] > implicit[i]) {
-      const int j0 = std::max(0, p0 - b.limit[i]), n = slots_of(b.bits[i], b.words, j0, j0 + total[i] - implicit[i], list);
+      const int j0 = std::max(0, p0 - b.limit[i]);
+      const int n = slots_of(b.bits[i], b.words, j0, j0 + total[i] - implicit[i], list);
       for (int j = 0; j < n; ++j) s[implicit[i] + j] = z.ts[i * slots + list[j]];
     }
     if (total[i] > 0) softmax(s, total[i], ms[i], ls[i]);
+    if (!direct) k_fetch.until(later * (i + 1) / b.n);
   }
   for (int i0 = 0; i0 < b.n;) {  // tiles of vectors share the keys that all of them see
     const int n = std::min(kRowTile, b.n - i0);
     int common = kSpan;
     for (int i = i0; i < i0 + n; ++i) common = std::min(common, implicit[i]);
-    if (direct) weighted_sum(z.s, n, at, common, d, z.y);
+    if (direct) weighted_sum(z.s, n, v_at, common, d, z.y, k_fetch);
     else product(z.s + i0 * kSpan, kSpan, n, z.v, 16 * kSpan, d / 16, common, z.y + i0 * d, d);
     i0 += n;
     for (int i = i0 - n; i < i0; ++i) {
@@ -208,7 +223,8 @@ void span_pass(const AttentionArgs& a, Block& b, Scratch& z, const Keys<T>& ks, 
       for (int p = 0; p < d / 16 && common < total[i]; ++p) {
         f32x16 acc = load(z.y + i * d + 16 * p);
         for (int j = common; j < implicit[i]; ++j)
-          acc = fma(set1(z.s[i * kSpan + j]), direct ? load(at[j] + 16 * p) : load(z.v + (int64_t(p) * kSpan + j) * 16), acc);
+          acc = fma(set1(z.s[i * kSpan + j]),
+                    direct ? load(v_at[j] + 16 * p) : load(z.v + (int64_t(p) * kSpan + j) * 16), acc);
         for (int j = implicit[i]; j < total[i]; ++j)
           acc = fma(set1(z.s[i * kSpan + j]), load(z.tv + (int64_t(p) * slots + list[j - implicit[i]]) * 16), acc);
         store(z.y + i * d + 16 * p, acc);
@@ -221,6 +237,8 @@ void span_pass(const AttentionArgs& a, Block& b, Scratch& z, const Keys<T>& ks, 
 // Scores and values of the tree slots that any row of the block sees.
 template <class T>
 void tree_pass(const AttentionArgs& a, const Block& b, Scratch& z, const Keys<T>& ks, const Keys<T>& vs, int slots) {
+  Fetch<T> none{};
+  const T* at[16];
   for (int s = 0; s < slots; s += 16) {
     int i0 = b.n, i1 = 0;
     uint64_t any = 0;
@@ -228,8 +246,10 @@ void tree_pass(const AttentionArgs& a, const Block& b, Scratch& z, const Keys<T>
       if (const uint64_t x = uint64_t(b.bits[i][s / 64]) >> s % 64 & 0xffff) any |= x, i0 = std::min(i0, i), i1 = i + 1;
     if (!any) continue;
     const int n = 64 - __builtin_clzll(any);
-    scores(a, b, z, ks, b.prefix + s, n, i0, i1, z.ts + s, slots);
-    values(vs, b.prefix + s, n, b.head_dim, z.tv, slots, s);
+    ks.addresses(b.prefix + s, n, at);
+    scores(a, b, z, at, n, i0, i1, z.ts + s, slots, none);
+    vs.addresses(b.prefix + s, n, at);
+    values(at, n, b.head_dim, z.tv, slots, s);
   }
 }
 
@@ -306,8 +326,8 @@ inline void merge_task(const AttentionArgs& a, const AttentionTask& t, const flo
       const float* p = partials + (t.partial + int64_t(s) * t.n + i) * (d + 2);
       if (p[0] != -INFINITY || p[1] != 0) merge(m, l, o.data(), p[0], p[1], p + 2, d);
     }
-    write_vector(a, a.row_offsets[t.request] + (t.vec + i) / group, int64_t(t.kv_head) * group + (t.vec + i) % group, m, l,
-                 o.data());
+    const int64_t row = a.row_offsets[t.request] + (t.vec + i) / group;
+    write_vector(a, row, int64_t(t.kv_head) * group + (t.vec + i) % group, m, l, o.data());
   }
 }
 

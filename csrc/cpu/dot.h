@@ -40,9 +40,13 @@ struct Ahead {
   }
 };
 
-template <class T, int RT, int NP, bool kFetch = false>
+struct Nothing {
+  SSD_INLINE void next() {}
+};
+
+template <class T, int RT, int NP, bool kFetch = false, class Each = Nothing>
 SSD_INLINE void dot(const float* x, int64_t ldx, const T* w, int64_t panel, int64_t k_size, float* y, int64_t ldy,
-                    Ahead ahead = {}) {
+                    Ahead ahead = {}, Each&& each = {}) {
   constexpr int per_line = 64 / (16 * sizeof(T));
   const float* xs[(RT + 2) / 3];  // rows 3 i, 3 i + 1 and 3 i + 2 from one register
   unroll<(RT + 2) / 3>(SSD_EACH(i) { xs[i] = x + 3 * i * ldx; });
@@ -64,6 +68,7 @@ SSD_INLINE void dot(const float* x, int64_t ldx, const T* w, int64_t panel, int6
         unroll<NP>(SSD_EACH(p) { __builtin_prefetch(ahead.p + p * panel * sizeof(T)); });
         ahead.next();
       }
+      each.next();
       unroll<per_line>(SSD_EACH(j) { step(j); });
     }
     for (; k < last; ++k) step(0);
@@ -84,9 +89,10 @@ template <int RT = kRowTile, class F> SSD_INLINE void with_rows(int rows, F&& f)
   }
 }
 
-// y = x W for any number of rows and panels of fp32 in fast memory.
-static __attribute__((noinline)) void product(const float* x, int64_t ldx, int rows, const float* w, int64_t panel, int n_panels, int64_t k,
-                        float* y, int64_t ldy) {
+// y = x W for any number of rows and panels of fp32 in fast memory; each.next() is called all along.
+template <class Each = Nothing>
+static __attribute__((noinline)) void product(const float* x, int64_t ldx, int rows, const float* w, int64_t panel,
+                                              int n_panels, int64_t k, float* y, int64_t ldy, Each&& each = {}) {
   const int tiles = (rows + kRowTile - 1) / kRowTile;
   for (int t = 0; t < tiles; ++t) {
     const int r0 = rows * t / tiles, n = rows * (t + 1) / tiles - r0;
@@ -94,9 +100,9 @@ static __attribute__((noinline)) void product(const float* x, int64_t ldx, int r
       constexpr int NP = panels_with(rt);
       int p = 0;
       for (; p + NP <= n_panels; p += NP)
-        dot<float, rt, NP>(x + r0 * ldx, ldx, w + p * panel, panel, k, y + r0 * ldy + 16 * p, ldy);
+        dot<float, rt, NP>(x + r0 * ldx, ldx, w + p * panel, panel, k, y + r0 * ldy + 16 * p, ldy, {}, each);
       for (; NP > 1 && p < n_panels; ++p)
-        dot<float, rt, 1>(x + r0 * ldx, ldx, w + p * panel, panel, k, y + r0 * ldy + 16 * p, ldy);
+        dot<float, rt, 1>(x + r0 * ldx, ldx, w + p * panel, panel, k, y + r0 * ldy + 16 * p, ldy, {}, each);
     });
   }
 }
