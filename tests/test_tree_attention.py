@@ -162,6 +162,17 @@ def test_nothing_visible_and_nan_in_what_is_invisible(ops):
     assert out[[1, 2, 4]].isfinite().all() and out[3].isnan().all()
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_a_row_of_a_chain_does_not_see_never_reaches_it(ops, value):
+    case = make_case([40], [3], 4, 2, 64, torch.bfloat16)
+    before = ops.tree_attention(*case.args(), scale=0.125, return_lse=True)
+    where = case.page_table[0, 42 // 16].long(), 42 % 16  # the key of the last row
+    case.v[where][:, 5:8] = value
+    after = ops.tree_attention(*case.args(), scale=0.125, return_lse=True)
+    assert all(torch.equal(a[:2], b[:2]) for a, b in zip(after, before, strict=True))
+    assert not after[0][2].isfinite().all(1).any()
+
+
 def test_opcheck():
     case = make_case([20, 5], [3, 2], 4, 2, 64, torch.float32, tree=1)
     torch.library.opcheck(torch.ops.ssd.tree_attention.default, (*case.args(), 0.125, 0.0, True))
