@@ -24,7 +24,7 @@ def check(ops, case, softcap=0.0):
     return out
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", backends.affordable(DTYPES, DTYPES[:2]))
 @pytest.mark.parametrize("d", backends.affordable([64, 80, 96, 128, 256], [80]))
 @pytest.mark.parametrize("heads,kv_heads", backends.affordable([(9, 3), (7, 1)], [(7, 1)]))
 def test_trees_of_every_type_and_size(ops, d, heads, kv_heads, dtype):
@@ -103,12 +103,12 @@ def test_chain_equals_causal_and_a_row_is_itself_everywhere(isas):
 @pytest.mark.parametrize("prefix", backends.affordable([0, 1, 61, 250, 300], [61]))
 def test_a_tree_row_equals_the_decoded_row(ops, prefix):
     """Every path of a branching tree, written out as a chain in a cache of its own, gives the same bits."""
-    g, rows = torch.Generator().manual_seed(3), ops.count(24, 10)
+    g, rows = torch.Generator().manual_seed(3), ops.count(24, 9)
     parents = [-1] + [int(torch.randint(0, i, (1,), generator=g)) for i in range(1, rows)]
     case = make_case([prefix], [rows], 6, 2, 64, torch.bfloat16, mask=tree_mask([parents], 1))
     out = ops.tree_attention(*case.args(), scale=0.125)[0]
     seen, flat_k, flat_v = ancestors(parents), case.k.flatten(0, 1), case.v.flatten(0, 1)
-    for row in range(0, rows, 11 if ops.name == "cuda_host" else ops.count(1, 3)):
+    for row in range(0, rows, 11 if ops.name == "cuda_host" else ops.count(1, 4)):
         index = torch.cat([torch.arange(prefix), prefix + seen[row].nonzero()[:, 0]])
         slots = case.page_table[0, index // 16].long() * 16 + index % 16
         pages = -(-len(index) // 16)
@@ -160,6 +160,17 @@ def test_nothing_visible_and_nan_in_what_is_invisible(ops):
     out, lse = ops.tree_attention(*case.args(), scale=0.125, return_lse=True)
     assert (out[0] == 0).all() and (lse[0] == float("-inf")).all()
     assert out[[1, 2, 4]].isfinite().all() and out[3].isnan().all()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_a_row_of_a_chain_does_not_see_never_reaches_it(ops, value):
+    case = make_case([40], [3], 4, 2, 64, torch.bfloat16)
+    before = ops.tree_attention(*case.args(), scale=0.125, return_lse=True)
+    where = case.page_table[0, 42 // 16].long(), 42 % 16  # the key of the last row
+    case.v[where][:, 5:8] = value
+    after = ops.tree_attention(*case.args(), scale=0.125, return_lse=True)
+    assert all(torch.equal(a[:2], b[:2]) for a, b in zip(after, before, strict=True))
+    assert not after[0][2].isfinite().all(1).any()
 
 
 def test_opcheck():

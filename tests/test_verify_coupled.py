@@ -14,10 +14,10 @@ ops = backends.fixture("cpu", "triton")
 @pytest.mark.parametrize("shape", backends.affordable(["any", "chain", "star", "full"], ["any"]))
 @pytest.mark.parametrize("temperature", backends.affordable([0, 0.8], [0.8]))
 def test_matches_reference(ops, vocab, shape, temperature):
-    g, batch = torch.Generator().manual_seed(vocab), ops.count(40, 4)
+    g, batch = torch.Generator().manual_seed(vocab), ops.count(40, 3)
     row_offsets, tokens, parents = random_trees(batch, 9, vocab, g, shape)
     x = logits_of(int(row_offsets[-1]), vocab)
-    for filters in [(0, 1, 0), (3, 0.9, 0.01)]:
+    for filters in backends.affordable([(0, 1, 0), (3, 0.9, 0.01)], [(3, 0.9, 0.01)]):
         a = params(batch, temperature, *filters)
         got = ops.verify_coupled(x, row_offsets, tokens, parents, *a, logprobs=True)
         want = reference.verify_coupled(x, row_offsets, tokens, parents, *a)

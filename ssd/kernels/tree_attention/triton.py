@@ -70,9 +70,20 @@ def fold(m, den, acc, m2, den2, acc2):
 
 
 @triton.jit
+def is_finite(x):
+    if x.dtype == tl.float32:
+        return (x.to(tl.int32, bitcast=True) & 0x7F800000) != 0x7F800000
+    elif x.dtype == tl.bfloat16:
+        return (x.to(tl.int16, bitcast=True) & 0x7F80) != 0x7F80
+    else:
+        return (x.to(tl.int16, bitcast=True) & 0x7C00) != 0x7C00
+
+
+@triton.jit
 def fold_tile(
-    b_q, b_k, b_v, visible, m, den, acc, scale, softcap, MASKED: tl.constexpr, SOFTCAP: tl.constexpr, TILE: tl.constexpr
-):
+    b_q, b_k, b_v, visible, m, den, acc, scale, softcap,
+    MASKED: tl.constexpr, SHARED: tl.constexpr, SOFTCAP: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * scale  # [BM, TILE], base 2
     if SOFTCAP:  # tanh(x) = 1 - 2 / (2^(2 x / ln 2) + 1); scale holds 2 / (ln 2 * softcap)
         s = softcap * (1 - 2 / (tl.exp2(s) + 1))
@@ -82,7 +93,12 @@ def fold_tile(
     ref = tl.where(new == float("-inf"), 0.0, new)
     alpha = tl.exp2(m - ref)[:, None]
     p = tl.exp2(s - ref[:, None]).to(b_v.dtype)
-    den = tl.dot(p, tl.full([TILE, 16], 1.0, b_v.dtype), den * alpha, input_precision="ieee")
+    counted = p
+    if SHARED:  # a weight of 0 times a V that is not finite would be NaN: only the rows that see it get NaN, in den
+        finite = is_finite(b_v)
+        counted = tl.where(visible & (tl.min(finite.to(tl.int32), 1) == 0)[None, :], float("nan"), p).to(b_v.dtype)
+        b_v = tl.where(finite, b_v, 0.0).to(b_v.dtype)
+    den = tl.dot(counted, tl.full([TILE, 16], 1.0, b_v.dtype), den * alpha, input_precision="ieee")
     return new, den, tl.dot(p, b_v, acc * alpha, input_precision="ieee")
 
 
@@ -110,7 +126,7 @@ def reduce_span(
             b_k, b_v = tl.load(p_k + o_k), tl.load(p_v + o_v)
         else:
             b_k, b_v = tl.load(p_k + o_k, mask=o_d < D, other=0.0), tl.load(p_v + o_v, mask=o_d < D, other=0.0)
-        m, den, acc = fold_tile(b_q, b_k, b_v, 0, m, den, acc, scale, softcap, False, SOFTCAP, TILE)
+        m, den, acc = fold_tile(b_q, b_k, b_v, 0, m, den, acc, scale, softcap, False, False, SOFTCAP, TILE)
     for start in range(full, last, TILE):
         j = start + o_t
         index = j
@@ -123,7 +139,7 @@ def reduce_span(
         exists = (j < end)[:, None] & (o_d < D)
         b_k, b_v = tl.load(p_k + o_k, mask=exists, other=0.0), tl.load(p_v + o_v, mask=exists, other=0.0)
         visible = j[None, :] < end_row[:, None]
-        m, den, acc = fold_tile(b_q, b_k, b_v, visible, m, den, acc, scale, softcap, True, SOFTCAP, TILE)
+        m, den, acc = fold_tile(b_q, b_k, b_v, visible, m, den, acc, scale, softcap, True, WORDS == 0, SOFTCAP, TILE)
     return m, tl.max(den, 1), acc
 
 
