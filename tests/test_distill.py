@@ -166,7 +166,8 @@ def test_chains_and_rounds_by_hand():
     assert taken.tolist() == [2, 2, 0, 2, -1]
     assert walk(taken, sequence) == (2, 6)
     assert chains(ok, torch.tensor([0, 0, 0, 1, 1])).tolist() == [2, 2, -1, 2, -1]
-    assert best([0.5, 0.5], 0.1) == (1.75 / 1.2, 2)
+    assert walk(taken.clamp_max(1), sequence) == (3, 5)
+    assert best([1.5, 1.75], 0.1) == (1.75 / 1.2, 2) and best([1.05, 1.1], 0.1) == (1.0, 0)
 
 
 @pytest.mark.parametrize(

@@ -74,45 +74,48 @@ def walk(taken: torch.Tensor, sequence: torch.Tensor) -> tuple[int, int]:
 
 
 class Tally:
-    """Acceptance per position, given that those before were taken, and accepted length, bonus token included."""
+    """Acceptance per position, given that those before were taken, and accepted length, bonus token included.
+
+    Both with every position as a root, and with those that decoding in chains of k tokens would come by: it starts
+    anew behind every rejection, which is where text is hard to guess, so its rounds are shorter.
+    """
 
     def __init__(self, steps: int):
         self.tried, self.taken = torch.zeros(steps), torch.zeros(steps)
-        self.first = self.rows = self.rounds = self.tokens = 0
+        self.first = self.rows = 0
+        self.rounds, self.tokens = [0] * steps, [0] * steps
 
     def add(self, ok: torch.Tensor, sequence: torch.Tensor) -> None:
         taken = chains(ok, sequence)
         self.first, self.rows = self.first + int(ok[0].sum()), self.rows + ok.shape[1]
-        rounds, tokens = walk(taken, sequence)
-        self.rounds, self.tokens = self.rounds + rounds, self.tokens + tokens
+        for k in range(len(ok)):
+            rounds, tokens = walk(taken.clamp_max(k + 1), sequence)
+            self.rounds[k], self.tokens[k] = self.rounds[k] + rounds, self.tokens[k] + tokens
         taken = taken[taken >= 0]
         for s in range(len(ok)):
             self.tried[s] += (taken >= s).sum()
             self.taken[s] += (taken > s).sum()
 
     def result(self) -> dict:
+        """walked_length: tokens a round of chains of 1, 2, ... tokens; the others with every position as a root."""
         per_position = (self.taken / self.tried.clamp_min(1)).tolist()
         share, length = 1.0, 1.0
         for a in per_position:
             share *= a
             length += share
+        walked = [round(t / max(r, 1), 4) for t, r in zip(self.tokens, self.rounds, strict=True)]
         return {
-            "first": self.first / max(self.rows, 1),
+            "first": round(self.first / max(self.rows, 1), 4),
             "per_position": [round(a, 4) for a in per_position],
             "expected_length": round(length, 4),
-            "walked_length": round(self.tokens / max(self.rounds, 1), 4),
+            "walked_length": walked,
             "tokens": self.rows,
         }
 
 
-def best(per_position: list[float], cost: float) -> tuple[float, int]:
-    """(greatest E / (1 + K c), its K) over K, 0 included; E: 1 + the sum of the chances that k tokens are taken."""
-    share, length, found = 1.0, 1.0, (1.0, 0)
-    for k, a in enumerate(per_position, 1):
-        share *= a
-        length += share
-        found = max(found, (length / (1 + k * cost), k))
-    return found
+def best(lengths: list[float], cost: float) -> tuple[float, int]:
+    """(greatest E / (1 + K c), its K) for the accepted lengths E of chains of K = 1, 2, ... tokens; 1 for K = 0."""
+    return max([(1.0, 0), *((length / (1 + k * cost), k) for k, length in enumerate(lengths, 1))])
 
 
 def on_teacher(draft: Draft, data: Data, items: list[int], steps: int, tokens: int) -> dict:

@@ -104,8 +104,8 @@ def run_evaluate(args) -> int:
     report = []
     for (kind, temperature), r in results.items():
         report.append({"kind": kind, "temperature": temperature} | r)
-        steps = " ".join(f"{a:.3f}" for a in r["per_position"])
-        say(f"{kind:12} temperature {temperature}: {steps}; {r['walked_length']:.2f} tokens a round ({r['tokens']})")
+        steps, rounds = (" ".join(f"{a:.2f}" for a in r[name]) for name in ("per_position", "walked_length"))
+        say(f"{kind:12} temperature {temperature}: accepted {steps}; tokens a round {rounds}")
     if args.json:
         Path(args.json).write_text(json.dumps(report, indent=2) + "\n")
     return 0
