@@ -7,7 +7,8 @@ from .threads import bind
 
 EVERY = 24  # rounds between two decisions
 MARGIN = 1.08  # by which another mode must be better
-HIT_RATE = 0.7  # before one was measured
+HIT_RATE = 0.5  # before one was measured
+UNTRIED = 0.85  # of what the mode in use gives of its prediction, for one that has not run yet
 
 
 class Auto(Several):
@@ -49,12 +50,17 @@ class Auto(Several):
 
     def predictions(self) -> dict[str, float]:
         """Tokens a second and sequence of each mode."""
-        a, n = min(self.acceptance.get(0.5), 0.99), self.sequences
+        a, sequences = min(self.acceptance.get(0.5), 0.99), self.sequences
         lanes = self.parts["ssd"]
         tried = lanes.hits + lanes.misses
         p = lanes.hits / tried if tried else HIT_RATE
-        raw = {"sd": self.costs.sd(a, n), "ssd": self.costs.ssd(a, p, self.depth, self.branches, n)}
-        return {name: value * self.correction[name].get(1.0) for name, value in raw.items()}
+        raw = {
+            "sd": self.costs.sd(a, sequences),
+            "ssd": self.costs.ssd(a, p, self.depth, self.branches, sequences),
+        }
+        known = self.correction[self.mode].get(1.0)
+        defaults = {name: known if name == self.mode else UNTRIED * known for name in raw}
+        return {name: value * self.correction[name].get(defaults[name]) for name, value in raw.items()}
 
     def _decide(self) -> None:
         speed = self.tokens / self.elapsed / max(self.sequences, 1) if self.elapsed else 0.0
