@@ -61,6 +61,7 @@ class DraftLane(threading.Thread):
 
     def run(self) -> None:
         try:
+            torch.empty(1 << 20).sum()  # with OMP_PROC_BIND a thread is moved at its first parallel loop: before this
             bind(self.cores)
             with torch.inference_mode():
                 while not self.stopping:
@@ -107,7 +108,7 @@ class DraftLane(threading.Thread):
             return None
         if f is None or f.born != o.born:
             width = self.runner.draft.feature_width if self.runner.own else 0
-            features = torch.zeros(request.capacity, width) if width else None
+            features = torch.empty(request.capacity, width) if width else None
             tokens = np.empty(request.capacity, np.int64)
             f = self.forests[slot] = Forest(self.runner, slot, request.params, request.seed, tokens, features)
             f.born = o.born
