@@ -284,9 +284,30 @@ def test_the_larger_draft_is_tried_where_the_first_brings_little_and_left_where_
     assert both.layers == ((0, 2) if layers is None else (0, 1, 2))
     for _ in range(3):
         assert answers(llm) == plain
-    assert len(both.switched) >= 2 and all(part.failures == 0 for part in both.parts.values())
+    assert both.switched and all(part.failures == 0 for part in both.parts.values())
+    assert (both.mode == "backup") == len(both.switched) % 2  # it begins with the draft
     assert llm.stats()["recoveries"]["model_switch"]["count"] == len(both.switched)
-    assert both.rest > 0 or both.mode == "backup"
+
+
+def test_the_larger_draft_stays_while_it_gives_more_tokens_a_second():
+    from time import perf_counter
+    from types import SimpleNamespace
+
+    from ssd.runtime.several import Backup
+
+    def window(tokens, length):  # a window of rounds that took a second
+        both.rounds, both.tokens, both.began = Backup.WINDOW, tokens, perf_counter() - 1.0
+        both._decide(length)
+        return both.mode
+
+    parts = [SimpleNamespace(layers=(), rejection=False, pause=lambda: None, trace=None) for _ in range(2)]
+    both = Backup(*parts)
+    assert window(90, 1.9) == "draft"  # it brings enough
+    assert window(60, 1.2) == "backup"
+    assert window(100, 2.2) == "backup" and window(100, 2.2) == "backup"
+    assert window(20, 1.1) == "draft" and both.rest == Backup.REST
+    assert [window(60, 1.2) for _ in range(11)] == ["draft"] * 10 + ["backup"]  # after 512 rounds
+    assert len(both.switched) == 3
 
 
 def soak(llm, requests, seed, faults):
