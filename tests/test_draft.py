@@ -93,3 +93,13 @@ def test_a_missing_folder_or_tensor_is_named(target, tmp_path):
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(ValueError, match="hidden_norm.weight is missing"):
         Draft.load(folder, target)
+
+
+def test_a_shorter_context_and_another_rope_scaling_are_the_drafts_own(target, tmp_path):
+    from ssd.model.rope import rope_tables
+
+    scaling = {"rope_type": "linear", "factor": 2.0}
+    folder = write_draft(tmp_path / "d", layers=[2], max_position_embeddings=48, rope_scaling=scaling)
+    draft = Draft.load(folder, target)
+    assert draft.config.max_positions == 96 == len(draft.cos) < len(target.cos)
+    assert torch.equal(draft.cos, rope_tables(draft.config, 96)[0]) and not torch.equal(draft.cos, target.cos[:96])

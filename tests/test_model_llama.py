@@ -126,3 +126,22 @@ def test_bad_dtype_is_named(tmp_path):
         Llama.load(tmp_path, "fp8")
     with pytest.raises(ValueError, match="no config.json"):
         Llama.load(tmp_path)
+
+
+def test_opcheck_of_the_forward_pass(tmp_path):
+    """The operator with and without hidden states, features and an output vocabulary of its own."""
+    import tiny_checkpoint
+    from draft_helpers import HIDDEN, write_draft
+
+    from ssd.model.draft import Draft
+
+    target = Llama.load(tiny_checkpoint.write(tmp_path / "t"), "fp32")
+    draft = Draft.load(write_draft(tmp_path / "d", layers=[1], outputs=40), target, "fp32")
+    for model, layers, hidden in ((target, (), None), (target, (0, 2), None), (draft, (1,), torch.ones(5, HIDDEN))):
+        batch, kv, c, w = one_request(torch.arange(5)), model.new_kv_cache(1), model.config, model.weights
+        kv.k.zero_(), kv.v.zero_()
+        rows = (batch.ids, batch.positions, batch.slots, batch.row_offsets, batch.prefix_lens, batch.page_table)
+        sizes = (c.num_heads, c.intermediate_size, c.rms_norm_eps, model.scale)
+        args = (*rows, None, batch.logit_rows, kv.k, kv.v, w.embedding, model.flat, w.norm, w.lm_head, model.cos)
+        extra = (model.vocab, hidden, model.hidden_norm if hidden is not None else None, list(layers))
+        torch.library.opcheck(torch.ops.ssd.llama_forward.default, (*args, model.sin, *sizes, *extra))

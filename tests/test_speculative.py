@@ -82,6 +82,90 @@ def test_the_target_as_its_own_draft_is_always_accepted(shape, temperature, fold
     assert stats["mean_accepted_length"] > 0.9 * shape["k"]
 
 
+def test_kv_of_accepted_tokens_stands_where_it_belongs(folder, models):
+    """Of the target, and of a draft with the same weights: bit for bit that of a request run alone without a draft."""
+    target, tokenizer = models["bf16"], Tokenizer(folder)
+    draft = Draft.load(folder, target, "bf16")
+    llm = LLM.from_model(
+        target, tokenizer, draft=draft, mode="sd", k=3, tree_width=3, prefill_chunk=8, max_batch=3, threads=1
+    )
+    proposer, checked = llm.engine.speculator.proposer, 0
+    params = [SamplingParams(temperature=i % 2, seed=i, max_tokens=30, ignore_eos=True) for i in range(len(PROMPTS))]
+    update = llm.engine._update
+
+    def rows(kv, table, n):
+        index = torch.arange(n)
+        at = torch.as_tensor(table).long()[index // kv.page_size] * kv.page_size + index % kv.page_size
+        return [t.flatten(1, 2)[:, at] for t in (kv.k, kv.v)]
+
+    def compared(plan, *rest):
+        nonlocal checked
+        got = update(plan, *rest)
+        for sequence in llm.engine.scheduler.running:
+            state = proposer.states.get(sequence)
+            n = min(sequence.num_cached, state.cached if state else 0)
+            if n:
+                mine = rows(proposer.runner.kv, proposer.runner.page_table[state.place], n)
+                assert all(map(torch.equal, mine, rows(llm.engine.kv, sequence.page_row, n)))
+                checked += 1
+        return got
+
+    llm.engine._update = compared
+    llm.generate(PROMPTS, params)
+    assert checked > 20
+
+
+@pytest.mark.parametrize("shape", [dict(k=7), dict(k=5, tree_width=3)])
+def test_the_end_inside_an_accepted_run_cuts_at_the_right_token(shape, folder, models):
+    """With the target as its own draft whole runs are accepted; they end with EOS, a stop string or max_tokens."""
+    from dataclasses import replace
+
+    target, tokenizer = models["bf16"], Tokenizer(folder)
+    draft = Draft.load(folder, target, "bf16")
+    any_end = dict(temperature=0.9, ignore_eos=True)
+    alone = LLM.from_model(target, tokenizer, threads=1)
+    ids, seed, at = next(
+        (ids, seed, at)
+        for seed in range(100)
+        for ids in [alone.generate("once", SamplingParams(seed=seed, max_tokens=24, **any_end))[0].token_ids]
+        for at in range(3, 6)
+        if 32 < ids[at] < 127 and ids[at] not in ids[:at] and 258 not in ids
+    )
+    any_end["seed"] = seed
+    short = SamplingParams(max_tokens=at + 1, **any_end)
+    stop = SamplingParams(max_tokens=24, stop=(tokenizer.decode([ids[at]]),), **any_end)
+    for params, eos in ((short, 258), (stop, 258), (SamplingParams(0.9, seed=seed, max_tokens=24), ids[at])):
+        model = Llama(
+            replace(target.config, eos_token_ids=(eos,)), target.weights, target.cos, target.sin, target.dtype
+        )
+        llm = LLM.from_model(model, tokenizer, draft=draft, mode="sd", threads=1, **shape)
+        (plain,) = LLM.from_model(model, tokenizer, threads=1).generate("once", params)
+        (got,) = llm.generate("once", params)
+        assert got == plain and got.token_ids == ids[: at + 1]
+        assert llm.metrics.rounds < at  # the end was inside a run
+        assert llm.engine.allocator.num_free == llm.engine.allocator.num_pages
+
+
+@pytest.mark.parametrize("mode", ["sd", "ssd"])
+@pytest.mark.parametrize("layers", [None, [1, 2]])
+def test_beyond_the_drafts_context_and_up_to_the_targets_own_nothing_is_proposed(
+    mode, layers, folder, models, tmp_path
+):
+    target, tokenizer = models["bf16"], Tokenizer(folder)
+    own = Draft.load(folder, target) if layers is None else None
+    short = Draft.load(write_draft(tmp_path / "d", layers=layers, max_position_embeddings=64), target)
+    params = SamplingParams(max_tokens=1000, ignore_eos=True)
+    plain = LLM.from_model(target, tokenizer, threads=1).generate("x" * 40, params)
+    assert len(plain[0].token_ids) == target.config.max_positions - 40
+    for draft in filter(None, (short, own)):
+        more = dict(lockstep=True) if mode == "ssd" else {}
+        llm = LLM.from_model(target, tokenizer, draft=draft, mode=mode, k=4, threads=1, **more)
+        assert llm.generate("x" * 40, params) == plain
+        assert llm.metrics.proposed and (mode == "sd" or llm.engine.speculator.failures == 0)
+        if draft is short:
+            assert sum(llm.metrics.proposed) < 4 * 64 and llm.metrics.rounds > 120
+
+
 def test_feature_rows_see_the_hidden_state_of_the_token_before(folder, models, tmp_path):
     """A draft's tree under teacher forcing: its logits are those of one causal pass over the same tokens."""
     from draft_helpers import feature_draft_reference

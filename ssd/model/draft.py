@@ -32,7 +32,7 @@ class Draft(Llama):
 
     @classmethod
     def load(cls, folder: str | Path, target: Llama, dtype: str = "bf16") -> "Draft":
-        """The draft of a folder for a target, on its device, with as many positions.
+        """The draft of a folder for a target, on its device, with its positions as far as its own context goes.
 
         Raises ValueError (one sentence) as Llama.load does, and where draft and target do not fit together.
         """
@@ -71,7 +71,8 @@ class Draft(Llama):
         norm_dtype = torch.float32 if device.type == "cpu" else embedding_dtype
         if device.type != "cpu":
             weights.move(device, norm_dtype)
-        draft = cls(config, weights, *(t.to(device) for t in rope_tables(config, len(target.cos))), dtype)
+        positions = min(len(target.cos), config.max_positions)  # beyond its own context it proposes nothing
+        draft = cls(config, weights, *(t.to(device) for t in rope_tables(config, positions)), dtype)
         draft.folder = folder
         draft.vocab, draft.feature_layers, draft.shift = outputs, layers, int(eagle)
         draft.feature_width = len(layers) * wide.hidden_size

@@ -142,6 +142,7 @@ class DraftLane(threading.Thread):
     # ---- growth ----
 
     def grow(self, forests: list[Forest]) -> None:
+        forests = [f for f in forests if self.fits(f)]
         for f in forests:
             self.prefill(f)
         forests = self.catch_up(forests)
@@ -151,6 +152,10 @@ class DraftLane(threading.Thread):
             self.answer(alone)
         if others:
             self.fork(others)
+
+    def fits(self, f: Forest) -> bool:
+        """Whether the draft's context has room for what may be prepared now: beyond it nothing is."""
+        return f.num_tokens + max(f.tree.depth[: f.flight], default=0) + self.depth <= self.runner.max_len
 
     def prefill(self, f: Forest) -> None:
         """All but the last rows of a long text that is new to the draft."""

@@ -119,8 +119,8 @@ class ModelProposer:
 
     # ---- a round ----
 
-    def propose(self, sequences, limits, thresholds, policy) -> list[Tree]:
-        """For each sequence a tree of at most limits[i] levels and policy.nodes nodes."""
+    def propose(self, sequences, limits, thresholds, policy, width: int) -> list[Tree]:
+        """For each sequence a tree of at most limits[i] levels, width children of a node and policy.nodes nodes."""
         trees = [Tree() for _ in sequences]
         for tree, sequence in zip(trees, sequences, strict=True):
             tree.kind = self.rule.kind(sequence.params)
@@ -130,7 +130,7 @@ class ModelProposer:
         logits, features = self._catch_up([sequences[i] for i in fit])
         frontier = [(i, -1) for i in fit]  # nodes whose children the logits tell, in the order of their rows
         for level in range(1, policy.depth + 1):
-            wide = policy.width if policy.adaptive or level == 1 else 1
+            wide = width if policy.adaptive or level == 1 else 1
             of = [sequences[i] for i, _ in frontier]
             guessed = [sequences[i].num_tokens + level - 1 for i, _ in frontier]
             ids, confidence, _, q = self.rule.best(logits, of, guessed, wide, self.draft.ids)

@@ -49,14 +49,14 @@ class NgramProposer:
     def __init__(self):
         self.histories: dict[object, History] = {}
 
-    def propose(self, sequences, limits, thresholds, policy) -> list[Tree]:
-        """For each sequence a tree of at most limits[i] levels and policy.nodes nodes."""
-        return [self._tree(*each, policy) for each in zip(sequences, limits, thresholds, strict=True)]
+    def propose(self, sequences, limits, thresholds, policy, width: int) -> list[Tree]:
+        """For each sequence a tree of at most limits[i] levels, width branches and policy.nodes nodes."""
+        return [self._tree(*each, policy, width) for each in zip(sequences, limits, thresholds, strict=True)]
 
-    def _tree(self, sequence, limit: int, thresholds, policy) -> Tree:
+    def _tree(self, sequence, limit: int, thresholds, policy, width: int) -> Tree:
         history = self.histories.setdefault(sequence, History())
         history.extend(sequence.tokens[len(history.tokens) : sequence.num_tokens].tolist())
-        length, ends = history.continuations(policy.width)
+        length, ends = history.continuations(width)
         tree, keep = Tree(), thresholds[0]
         tree.kind = Kind.DETERMINISTIC
         for rank, end in enumerate(ends):

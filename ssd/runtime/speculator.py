@@ -15,7 +15,7 @@ from .tree import Tree
 class Speculator:
     """Between an engine and a proposer.
 
-    proposer: propose(sequences, limits, thresholds, policy) -> trees, accept(sequences, trees, paths),
+    proposer: propose(sequences, limits, thresholds, policy, width) -> trees, accept(sequences, trees, paths),
     keep_features(plan, offsets, features, paths), release(sequence), ids, layers, steps. rejection:
     verify by rejection sampling in place of the coupled rule.
     """
@@ -47,9 +47,11 @@ class Speculator:
             sequences, limits = [s for _, s, _ in chosen], [limit for _, _, limit in chosen]
             speeds = [max(1.0, self.records[s].speed()) for s in sequences]
             thresholds = [self.policy.thresholds(speed, len(sequences)) for speed in speeds]
-            grown = self.proposer.propose(sequences, limits, thresholds, self.policy)
-            for (i, *_), tree in zip(chosen, grown, strict=True):
-                trees[i] = tree.chain() if prefill and not tree.is_chain else tree
+            width = 1 if prefill else self.policy.width
+            for (i, *_), tree in zip(
+                chosen, self.proposer.propose(sequences, limits, thresholds, self.policy, width), strict=True
+            ):
+                trees[i] = tree
         self.seconds = perf_counter() - begin if chosen else 0.0
         self.policy.drafted(self.proposer.steps - before, self.seconds)
         return trees
@@ -66,7 +68,8 @@ class Speculator:
         if self.layers:
             self.keep(plan, paths, offsets, features)
         done = [(w.sequence, tree, path) for w, tree, path in zip(plan, trees, paths, strict=True) if tree is not None]
-        self.proposer.accept(*zip(*done, strict=True)) if done else None
+        if done:
+            self.proposer.accept(*zip(*done, strict=True))
         policy = self.policy
         if all(work.sequence.decoding for work in plan):
             policy.verified(len(plan), sum(len(tree) for _, tree, _ in done), seconds)

@@ -45,17 +45,6 @@ class Tree:
     def is_chain(self) -> bool:
         return all(parent == i - 1 for i, parent in enumerate(self.parents))
 
-    def chain(self) -> "Tree":
-        """The branch of the first child of each node."""
-        out, at, where = Tree(), -1, -1
-        out.origin, out.kind = self.origin, self.kind
-        for i, parent in enumerate(self.parents):
-            if parent == at:
-                if at in self.q:
-                    out.q[where] = self.q[at]
-                at, where = i, out.add(self.tokens[i], where, self.score[i], self.rank[i])
-        return out
-
 
 def words(bits: list[int], count: int) -> np.ndarray:
     """Mask words int64 [len(bits), count]."""
