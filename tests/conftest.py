@@ -48,3 +48,19 @@ def default_target():
         return resolve(progress=False)
     except OSError as e:
         pytest.skip(f"the default target is not to be had: {e}")
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory):
+    """Folder of a random Llama of a few thousand weights."""
+    import tiny_checkpoint
+
+    return tiny_checkpoint.write(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def tiny_target(tiny_folder):
+    """It in bf16."""
+    from ssd.model.llama import Llama
+
+    return Llama.load(tiny_folder, "bf16")

@@ -4,13 +4,11 @@ import json
 import os
 
 import pytest
-import tiny_checkpoint
 import torch
 from draft_helpers import write_draft
 from test_speculative import PROMPTS, answers, load
 
 from ssd.model.draft import Draft
-from ssd.model.llama import Llama
 from ssd.model.tokenizer import Tokenizer
 from ssd.runtime import LLM, SamplingParams
 from ssd.runtime.costs import ROWS, Costs, at, costs_of, expected
@@ -18,16 +16,6 @@ from ssd.runtime.threads import CORES
 
 SLOW, FAST = {1: 0.01, 5: 0.012, 12: 0.02}, {1: 0.001, 5: 0.0012, 12: 0.002}
 two_cores = pytest.mark.skipif(len(CORES) < 2, reason="wants two cores")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny_checkpoint.write(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def target(folder):
-    return Llama.load(folder, "bf16")
 
 
 def test_formulas():
@@ -48,37 +36,37 @@ def test_formulas():
 
 
 @two_cores
-def test_costs_are_measured_once_for_a_machine_and_pair(folder, target, tmp_path):
-    draft = Draft.load(write_draft(tmp_path / "d", layers=[1]), target, "bf16")
+def test_costs_are_measured_once_for_a_machine_and_pair(tiny_folder, tiny_target, tmp_path):
+    draft = Draft.load(write_draft(tmp_path / "d", layers=[1]), tiny_target, "bf16")
     arrangement = (list(CORES), list(CORES[:1]), list(CORES[-1:]))
     cache = tmp_path / "cache"
-    costs = costs_of(target, draft, *arrangement, cache)
+    costs = costs_of(tiny_target, draft, *arrangement, cache)
     assert all(set(times) == set(ROWS) and min(times.values()) > 0 for times in vars(costs).values())
     assert torch.ops.ssd.num_threads() == len(CORES)  # as before
     (file,) = cache.iterdir()
-    assert costs_of(target, draft, *arrangement, cache) == costs
+    assert costs_of(tiny_target, draft, *arrangement, cache) == costs
     stored = json.loads(file.read_text())
     file.write_text("{")
-    costs_of(target, draft, *arrangement, cache)
+    costs_of(tiny_target, draft, *arrangement, cache)
     assert json.loads(file.read_text()).keys() == stored.keys()
-    other = Draft.load(write_draft(tmp_path / "e", layers=[2], outputs=50), target, "bf16")
-    costs_of(target, other, *arrangement, cache)
+    other = Draft.load(write_draft(tmp_path / "e", layers=[2], outputs=50), tiny_target, "bf16")
+    costs_of(tiny_target, other, *arrangement, cache)
     assert len(os.listdir(cache)) == 2
 
 
-def make(folder, target, draft, monkeypatch, tmp_path, costs):
+def make(tiny_folder, tiny_target, draft, monkeypatch, tmp_path, costs):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("ssd.runtime.assembly.costs_of", lambda *args: costs)
     monkeypatch.setattr("ssd.runtime.auto.EVERY", 5)
-    return LLM.from_model(target, Tokenizer(folder), draft=draft, mode="auto", k=3, branches=20, seed=3)
+    return LLM.from_model(tiny_target, Tokenizer(tiny_folder), draft=draft, mode="auto", k=3, branches=20, seed=3)
 
 
 @two_cores
 @pytest.mark.parametrize("kind", ["itself", "independent", "features", "eagle"])
-def test_changes_of_mode_leave_the_tokens_alone(kind, folder, target, tmp_path, monkeypatch):
-    plain = answers(LLM.from_model(target, Tokenizer(folder), seed=3, threads=1))
-    draft = load(kind, folder, tmp_path, target, "bf16")
-    llm = make(folder, target, draft, monkeypatch, tmp_path, Costs(SLOW, FAST, SLOW, FAST))
+def test_changes_of_mode_leave_the_tokens_alone(kind, tiny_folder, tiny_target, tmp_path, monkeypatch):
+    plain = answers(LLM.from_model(tiny_target, Tokenizer(tiny_folder), seed=3, threads=1))
+    draft = load(kind, tiny_folder, tmp_path, tiny_target, "bf16")
+    llm = make(tiny_folder, tiny_target, draft, monkeypatch, tmp_path, Costs(SLOW, FAST, SLOW, FAST))
     auto = llm.engine.speculator
     other = {"sd": {"sd": 1.0, "ssd": 2.0}, "ssd": {"sd": 2.0, "ssd": 1.0}}
     monkeypatch.setattr(auto, "predictions", lambda: other[auto.mode])
@@ -100,18 +88,18 @@ class Trusting:
 
 
 @two_cores
-def test_the_mode_follows_the_prediction(folder, target, tmp_path, monkeypatch):
-    draft = Draft.load(folder, target, "bf16")
+def test_the_mode_follows_the_prediction(tiny_folder, tiny_target, tmp_path, monkeypatch):
+    draft = Draft.load(tiny_folder, tiny_target, "bf16")
     slow = {n: 100 * t for n, t in SLOW.items()}
     params = SamplingParams(max_tokens=60, ignore_eos=True)
     for costs, mode in ((Costs(slow, slow, SLOW, FAST), "ssd"), (Costs(SLOW, FAST, slow, slow), "sd")):
-        llm = make(folder, target, draft, monkeypatch, tmp_path, costs)
+        llm = make(tiny_folder, tiny_target, draft, monkeypatch, tmp_path, costs)
         monkeypatch.setattr(llm.engine.speculator, "correction", {"sd": Trusting(), "ssd": Trusting()})
         llm.generate(PROMPTS[1], params)
         assert llm.stats()["mode"] == mode, costs
         llm.close()
 
 
-def test_without_a_draft_the_text_itself_proposes(folder, target):
-    llm = LLM.from_model(target, Tokenizer(folder), draft="ngram", mode="auto", seed=3, threads=1)
-    assert answers(llm) == answers(LLM.from_model(target, Tokenizer(folder), seed=3, threads=1))
+def test_without_a_draft_the_text_itself_proposes(tiny_folder, tiny_target):
+    llm = LLM.from_model(tiny_target, Tokenizer(tiny_folder), draft="ngram", mode="auto", seed=3, threads=1)
+    assert answers(llm) == answers(LLM.from_model(tiny_target, Tokenizer(tiny_folder), seed=3, threads=1))

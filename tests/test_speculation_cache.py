@@ -348,7 +348,7 @@ __global__ void hit(void* base, ssd::SpecSizes d, int64_t* out) {
 }
 """
     )
-    subprocess.run(
-        ["nvcc", "-std=c++20", "-arch=sm_80", f"-I{ROOT / 'csrc' / 'include'}", "-c", source, "-o", tmp_path / "o"],
-        check=True,
-    )
+    command = ["nvcc", "-std=c++20", "-arch=sm_80", f"-I{ROOT / 'csrc' / 'include'}", "-c", source]
+    done = subprocess.run([*command, "-o", tmp_path / "o"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "o").stat().st_size > 0

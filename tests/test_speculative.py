@@ -1,7 +1,6 @@
 """Speculative decoding: whatever is proposed, the tokens are those of plain decoding."""
 
 import pytest
-import tiny_checkpoint
 import torch
 from draft_helpers import write_draft
 
@@ -29,19 +28,14 @@ KINDS = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny_checkpoint.write(tmp_path_factory.mktemp("tiny"))
+def models(tiny_folder):
+    return {dtype: Llama.load(tiny_folder, dtype) for dtype in ("bf16", "int8", "fp32")}
 
 
-@pytest.fixture(scope="module")
-def models(folder):
-    return {dtype: Llama.load(folder, dtype) for dtype in ("bf16", "int8", "fp32")}
-
-
-def load(kind, folder, tmp_path, target, dtype):
+def load(kind, tiny_folder, tmp_path, target, dtype):
     if kind == "ngram":
         return kind
-    where = folder if kind == "itself" else write_draft(tmp_path / kind, **KINDS[kind])
+    where = tiny_folder if kind == "itself" else write_draft(tmp_path / kind, **KINDS[kind])
     return Draft.load(where, target, dtype)
 
 
@@ -60,10 +54,10 @@ SHAPES = [
 
 @pytest.mark.parametrize("dtype", ["bf16", "int8"])
 @pytest.mark.parametrize("kind", [*KINDS, "ngram"])
-def test_tokens_are_those_of_plain_decoding(kind, dtype, folder, models, tmp_path):
-    target, tokenizer = models[dtype], Tokenizer(folder)
+def test_tokens_are_those_of_plain_decoding(kind, dtype, tiny_folder, models, tmp_path):
+    target, tokenizer = models[dtype], Tokenizer(tiny_folder)
     want = answers(LLM.from_model(target, tokenizer, seed=3, threads=1))
-    draft = load(kind, folder, tmp_path, target, dtype)
+    draft = load(kind, tiny_folder, tmp_path, target, dtype)
     for options in SHAPES:
         llm = LLM.from_model(target, tokenizer, draft=draft, mode="sd", seed=3, threads=1, **options)
         assert answers(llm) == want, options
@@ -72,20 +66,20 @@ def test_tokens_are_those_of_plain_decoding(kind, dtype, folder, models, tmp_pat
 
 @pytest.mark.parametrize("shape", [dict(k=3), dict(k=4, tree_width=3), dict(k=2, tree_width=2, prefill_chunk=8)])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_target_as_its_own_draft_is_always_accepted(shape, temperature, folder, models):
+def test_the_target_as_its_own_draft_is_always_accepted(shape, temperature, tiny_folder, models):
     """Were a row of the draft at a wrong place, or its KV lost or moved wrongly, it would disagree with itself."""
-    draft = Draft.load(folder, models["bf16"], "bf16")
-    llm = LLM.from_model(models["bf16"], Tokenizer(folder), draft=draft, mode="sd", threads=1, **shape)
+    draft = Draft.load(tiny_folder, models["bf16"], "bf16")
+    llm = LLM.from_model(models["bf16"], Tokenizer(tiny_folder), draft=draft, mode="sd", threads=1, **shape)
     llm.generate(PROMPTS, SamplingParams(temperature=temperature, max_tokens=29, ignore_eos=True))
     stats = llm.metrics.stats()
     assert stats["acceptance_per_position"] == [1.0] * shape["k"]
     assert stats["mean_accepted_length"] > 0.9 * shape["k"]
 
 
-def test_kv_of_accepted_tokens_stands_where_it_belongs(folder, models):
+def test_kv_of_accepted_tokens_stands_where_it_belongs(tiny_folder, models):
     """Of the target, and of a draft with the same weights: bit for bit that of a request run alone without a draft."""
-    target, tokenizer = models["bf16"], Tokenizer(folder)
-    draft = Draft.load(folder, target, "bf16")
+    target, tokenizer = models["bf16"], Tokenizer(tiny_folder)
+    draft = Draft.load(tiny_folder, target, "bf16")
     llm = LLM.from_model(
         target, tokenizer, draft=draft, mode="sd", k=3, tree_width=3, prefill_chunk=8, max_batch=3, threads=1
     )
@@ -116,12 +110,12 @@ def test_kv_of_accepted_tokens_stands_where_it_belongs(folder, models):
 
 
 @pytest.mark.parametrize("shape", [dict(k=7), dict(k=5, tree_width=3)])
-def test_the_end_inside_an_accepted_run_cuts_at_the_right_token(shape, folder, models):
+def test_the_end_inside_an_accepted_run_cuts_at_the_right_token(shape, tiny_folder, models):
     """With the target as its own draft whole runs are accepted; they end with EOS, a stop string or max_tokens."""
     from dataclasses import replace
 
-    target, tokenizer = models["bf16"], Tokenizer(folder)
-    draft = Draft.load(folder, target, "bf16")
+    target, tokenizer = models["bf16"], Tokenizer(tiny_folder)
+    draft = Draft.load(tiny_folder, target, "bf16")
     any_end = dict(temperature=0.9, ignore_eos=True)
     alone = LLM.from_model(target, tokenizer, threads=1)
     ids, seed, at = next(
@@ -149,10 +143,10 @@ def test_the_end_inside_an_accepted_run_cuts_at_the_right_token(shape, folder, m
 @pytest.mark.parametrize("mode", ["sd", "ssd"])
 @pytest.mark.parametrize("layers", [None, [1, 2]])
 def test_beyond_the_drafts_context_and_up_to_the_targets_own_nothing_is_proposed(
-    mode, layers, folder, models, tmp_path
+    mode, layers, tiny_folder, models, tmp_path
 ):
-    target, tokenizer = models["bf16"], Tokenizer(folder)
-    own = Draft.load(folder, target) if layers is None else None
+    target, tokenizer = models["bf16"], Tokenizer(tiny_folder)
+    own = Draft.load(tiny_folder, target) if layers is None else None
     short = Draft.load(write_draft(tmp_path / "d", layers=layers, max_position_embeddings=64), target)
     params = SamplingParams(max_tokens=1000, ignore_eos=True)
     plain = LLM.from_model(target, tokenizer, threads=1).generate("x" * 40, params)
@@ -166,14 +160,14 @@ def test_beyond_the_drafts_context_and_up_to_the_targets_own_nothing_is_proposed
             assert sum(llm.metrics.proposed) < 4 * 64 and llm.metrics.rounds > 120
 
 
-def test_feature_rows_see_the_hidden_state_of_the_token_before(folder, models, tmp_path):
+def test_feature_rows_see_the_hidden_state_of_the_token_before(tiny_folder, models, tmp_path):
     """A draft's tree under teacher forcing: its logits are those of one causal pass over the same tokens."""
     from draft_helpers import feature_draft_reference
 
     target = models["fp32"]
     where = write_draft(tmp_path / "d", layers=[1, 2], seed=1)
     draft = Draft.load(where, target, "fp32")
-    llm = LLM.from_model(target, Tokenizer(folder), draft=draft, mode="sd", k=3, threads=1)
+    llm = LLM.from_model(target, Tokenizer(tiny_folder), draft=draft, mode="sd", k=3, threads=1)
     proposer, seen = llm.engine.speculator.proposer, []
     forward = proposer.runner.forward
     proposer.runner.forward = lambda rows, hidden: seen.append((rows, hidden, *forward(rows, hidden))) or seen[-1][2:]
@@ -194,10 +188,10 @@ def test_feature_rows_see_the_hidden_state_of_the_token_before(folder, models, t
     assert checked > 6 and states[0].norm() == 0
 
 
-def test_proposals_pay_or_stop(folder, models, tmp_path):
+def test_proposals_pay_or_stop(tiny_folder, models, tmp_path):
     """A draft that is never right is asked ever more rarely."""
-    draft = load("independent", folder, tmp_path, models["bf16"], "bf16")
-    llm = LLM.from_model(models["bf16"], Tokenizer(folder), draft=draft, mode="sd", threads=1)
+    draft = load("independent", tiny_folder, tmp_path, models["bf16"], "bf16")
+    llm = LLM.from_model(models["bf16"], Tokenizer(tiny_folder), draft=draft, mode="sd", threads=1)
     llm.generate(PROMPTS[1], SamplingParams(max_tokens=200, ignore_eos=True, temperature=1.0))
     assert sum(llm.metrics.proposed[:1]) < 0.5 * llm.metrics.rounds
 
@@ -222,8 +216,8 @@ def test_ngram_proposes_what_followed_before_and_all_that_compete():
     assert History().continuations(2) == (0, [])
 
 
-def test_bad_options_are_named(folder, models):
-    target, tokenizer = models["bf16"], Tokenizer(folder)
+def test_bad_options_are_named(tiny_folder, models):
+    target, tokenizer = models["bf16"], Tokenizer(tiny_folder)
     for options, name in (
         (dict(mode="fast"), "mode"), (dict(k=0), "k"), (dict(k=64), "k"), (dict(k=32, tree_width=2), "k"),
         (dict(tree_width=0), "tree_width"), (dict(verify="typical"), "verify"), (dict(saguaro=0.5), "saguaro"),

@@ -1,11 +1,9 @@
 """Two lanes: whatever the draft lane prepares, late, wrong or not at all, the tokens are those of plain decoding."""
 
 import pytest
-import tiny_checkpoint
 from test_speculative import KINDS, PROMPTS, answers, load
 
 from ssd.model.draft import Draft
-from ssd.model.llama import Llama
 from ssd.model.tokenizer import Tokenizer
 from ssd.runtime import LLM, SamplingParams
 from ssd.runtime.draft_lane import DraftLane
@@ -13,23 +11,13 @@ from ssd.runtime.threads import CORES
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny_checkpoint.write(tmp_path_factory.mktemp("tiny"))
+def plain(tiny_folder, tiny_target):
+    return answers(LLM.from_model(tiny_target, Tokenizer(tiny_folder), seed=3, threads=1))
 
 
-@pytest.fixture(scope="module")
-def target(folder):
-    return Llama.load(folder, "bf16")
-
-
-@pytest.fixture(scope="module")
-def plain(folder, target):
-    return answers(LLM.from_model(target, Tokenizer(folder), seed=3, threads=1))
-
-
-def make(folder, target, draft, **options):
+def make(tiny_folder, tiny_target, draft, **options):
     options = {"threads": 1, "draft_threads": 1, "seed": 3, "mode": "ssd", "lockstep": True} | options
-    return LLM.from_model(target, Tokenizer(folder), draft=draft, **options)
+    return LLM.from_model(tiny_target, Tokenizer(tiny_folder), draft=draft, **options)
 
 
 SHAPES = [
@@ -40,8 +28,8 @@ SHAPES = [
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_tokens_are_those_of_plain_decoding(kind, shape, folder, target, plain, tmp_path, monkeypatch):
-    llm = make(folder, target, load(kind, folder, tmp_path, target, "bf16"), **shape)
+def test_tokens_are_those_of_plain_decoding(kind, shape, tiny_folder, tiny_target, plain, tmp_path, monkeypatch):
+    llm = make(tiny_folder, tiny_target, load(kind, tiny_folder, tmp_path, tiny_target, "bf16"), **shape)
     assert answers(llm) == plain
     assert llm.engine.speculator.failures == 0 and llm.engine.speculator.lane.rounds > 0
 
@@ -54,9 +42,9 @@ HITS = [
 
 @pytest.mark.parametrize("shape", HITS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_target_as_its_own_draft_always_hits(shape, temperature, folder, target, monkeypatch):
+def test_the_target_as_its_own_draft_always_hits(shape, temperature, tiny_folder, tiny_target, monkeypatch):
     """Were KV moved wrongly, a candidate list taken from the wrong node or a key off by one, it would miss."""
-    llm = make(folder, target, Draft.load(folder, target, "bf16"), **shape)
+    llm = make(tiny_folder, tiny_target, Draft.load(tiny_folder, tiny_target, "bf16"), **shape)
     llm.generate(PROMPTS, SamplingParams(temperature=temperature, max_tokens=31, ignore_eos=True))
     stats = llm.stats()
     assert llm.engine.speculator.failures == 0
@@ -66,11 +54,17 @@ def test_the_target_as_its_own_draft_always_hits(shape, temperature, folder, tar
 
 @pytest.mark.skipif(len(CORES) < 2, reason="wants two cores")
 @pytest.mark.parametrize("kind", ["itself", "features"])
-def test_two_threads(kind, folder, target, plain, tmp_path):
-    draft = load(kind, folder, tmp_path, target, "bf16")
+def test_two_threads(kind, tiny_folder, tiny_target, plain, tmp_path):
+    draft = load(kind, tiny_folder, tmp_path, tiny_target, "bf16")
     for shape in SHAPES[:2]:
         llm = make(
-            folder, target, draft, threads=list(CORES[:1]), draft_threads=list(CORES[-1:]), lockstep=False, **shape
+            tiny_folder,
+            tiny_target,
+            draft,
+            threads=list(CORES[:1]),
+            draft_threads=list(CORES[-1:]),
+            lockstep=False,
+            **shape,
         )
         assert answers(llm) == plain
         assert llm.engine.speculator.failures == 0
@@ -154,9 +148,11 @@ FAULTS = [
 
 @pytest.mark.parametrize("kind", ["itself", "features"])
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)
-def test_a_fault_of_the_draft_lane_costs_no_token(fault, kind, folder, target, plain, tmp_path, monkeypatch, caplog):
+def test_a_fault_of_the_draft_lane_costs_no_token(
+    fault, kind, tiny_folder, tiny_target, plain, tmp_path, monkeypatch, caplog
+):
     planted(monkeypatch, sometimes(fault))
-    llm = make(folder, target, load(kind, folder, tmp_path, target, "bf16"), k=3)
+    llm = make(tiny_folder, tiny_target, load(kind, tiny_folder, tmp_path, tiny_target, "bf16"), k=3)
     assert answers(llm) == plain
     lanes, warnings = llm.engine.speculator, [r for r in caplog.records if r.levelname == "WARNING"]
     if fault in (raises, nan_logits, forgets_kv):
@@ -168,7 +164,7 @@ def test_a_fault_of_the_draft_lane_costs_no_token(fault, kind, folder, target, p
 
 @pytest.mark.parametrize("seconds, failures", [(30.0, 1), (0.01, 0)])
 def test_a_lane_that_hangs_is_given_up_within_a_second_and_a_slow_one_is_not(
-    seconds, failures, folder, target, plain, monkeypatch
+    seconds, failures, tiny_folder, tiny_target, plain, monkeypatch
 ):
     import threading
     import time
@@ -183,7 +179,7 @@ def test_a_lane_that_hangs_is_given_up_within_a_second_and_a_slow_one_is_not(
         fork(self, forests)
 
     monkeypatch.setattr(DraftLane, "fork", slow)
-    llm = make(folder, target, Draft.load(folder, target, "bf16"), k=3, lockstep=False)
+    llm = make(tiny_folder, tiny_target, Draft.load(tiny_folder, tiny_target, "bf16"), k=3, lockstep=False)
     begin = time.monotonic()
     while time.monotonic() - begin < 3.0 and (llm.engine.speculator.failures < failures or not slept):
         assert answers(llm) == plain
@@ -194,9 +190,9 @@ def test_a_lane_that_hangs_is_given_up_within_a_second_and_a_slow_one_is_not(
     llm.close()
 
 
-def test_an_exception_in_the_verify_lane_leaves_the_draft_lane_sound(folder, target, plain, monkeypatch):
-    llm = make(folder, target, Draft.load(folder, target, "bf16"), k=3)
-    forward, calls = target.forward, [0]
+def test_an_exception_in_the_verify_lane_leaves_the_draft_lane_sound(tiny_folder, tiny_target, plain, monkeypatch):
+    llm = make(tiny_folder, tiny_target, Draft.load(tiny_folder, tiny_target, "bf16"), k=3)
+    forward, calls = tiny_target.forward, [0]
 
     def fails(batch, kv):
         calls[0] += 1
@@ -204,7 +200,7 @@ def test_an_exception_in_the_verify_lane_leaves_the_draft_lane_sound(folder, tar
             raise RuntimeError("planted")
         return forward(batch, kv)
 
-    monkeypatch.setattr(target, "forward", fails)
+    monkeypatch.setattr(tiny_target, "forward", fails)
     with pytest.raises(RuntimeError, match="planted"):
         llm.generate(PROMPTS, SamplingParams(max_tokens=30))
     assert not llm.engine.speculator.slot_of and llm.engine.allocator.num_free == llm.engine.allocator.num_pages
@@ -213,8 +209,8 @@ def test_an_exception_in_the_verify_lane_leaves_the_draft_lane_sound(folder, tar
     llm.close()
 
 
-def test_requests_that_leave_free_their_slots(folder, target, plain):
-    llm = make(folder, target, Draft.load(folder, target, "bf16"), k=3, max_batch=2)
+def test_requests_that_leave_free_their_slots(tiny_folder, tiny_target, plain):
+    llm = make(tiny_folder, tiny_target, Draft.load(tiny_folder, tiny_target, "bf16"), k=3, max_batch=2)
     for _ in range(5):
         stream = llm.stream("once upon a time", SamplingParams(max_tokens=30))
         next(stream), next(stream)
@@ -224,8 +220,8 @@ def test_requests_that_leave_free_their_slots(folder, target, plain):
     llm.close()
 
 
-def test_the_trace_tells_of_publications_hits_and_passes(folder, target, monkeypatch):
-    llm = make(folder, target, Draft.load(folder, target, "bf16"), k=3, branches=6, max_batch=1)
+def test_the_trace_tells_of_publications_hits_and_passes(tiny_folder, tiny_target, monkeypatch):
+    llm = make(tiny_folder, tiny_target, Draft.load(tiny_folder, tiny_target, "bf16"), k=3, branches=6, max_batch=1)
     trace = llm.trace()
     llm.generate("once upon a time", SamplingParams(max_tokens=20, ignore_eos=True))
     published = [e for e in trace.events if e["name"] == "publish"]
@@ -240,7 +236,7 @@ def test_the_trace_tells_of_publications_hits_and_passes(folder, target, monkeyp
 @pytest.mark.skipif(len(CORES) < 2, reason="wants two cores")
 @pytest.mark.parametrize("kind", ["itself", "independent", "features"])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_delays_in_both_lanes_change_no_token(kind, seed, folder, target, plain, tmp_path, monkeypatch):
+def test_delays_in_both_lanes_change_no_token(kind, seed, tiny_folder, tiny_target, plain, tmp_path, monkeypatch):
     import random
     import time
 
@@ -258,9 +254,9 @@ def test_delays_in_both_lanes_change_no_token(kind, seed, folder, target, plain,
     for owner, names in ((DraftLane, ("compute", "take", "write")), (Lanes, ("propose", "observe", "_take"))):
         for name in names:
             monkeypatch.setattr(owner, name, delayed(getattr(owner, name)))
-    draft = load(kind, folder, tmp_path, target, "bf16")
+    draft = load(kind, tiny_folder, tmp_path, tiny_target, "bf16")
     for shape in (dict(k=3, max_batch=3), dict(k=2, tree_width=3, branches=6)):
-        llm = make(folder, target, draft, lockstep=False, **shape)
+        llm = make(tiny_folder, tiny_target, draft, lockstep=False, **shape)
         assert answers(llm) == plain
         assert llm.engine.speculator.failures == 0
         llm.close()
@@ -268,17 +264,25 @@ def test_delays_in_both_lanes_change_no_token(kind, seed, folder, target, plain,
 
 @pytest.mark.parametrize("layers", [None, [1, 2]])
 def test_the_larger_draft_is_tried_where_the_first_brings_little_and_left_where_it_brings_no_more(
-    layers, folder, target, plain, tmp_path, monkeypatch
+    layers, tiny_folder, tiny_target, plain, tmp_path, monkeypatch
 ):
     from draft_helpers import write_draft
 
     from ssd.runtime.several import Backup
 
     monkeypatch.setattr(Backup, "WINDOW", 4)
-    weak = Draft.load(write_draft(tmp_path / "weak", layers=layers), target, "bf16")
-    strong = Draft.load(write_draft(tmp_path / "strong", layers=[0, 2]), target, "bf16")
+    weak = Draft.load(write_draft(tmp_path / "weak", layers=layers), tiny_target, "bf16")
+    strong = Draft.load(write_draft(tmp_path / "strong", layers=[0, 2]), tiny_target, "bf16")
     llm = LLM.from_model(
-        target, Tokenizer(folder), draft=weak, backup=strong, mode="ssd", k=3, lockstep=True, seed=3, threads=1
+        tiny_target,
+        Tokenizer(tiny_folder),
+        draft=weak,
+        backup=strong,
+        mode="ssd",
+        k=3,
+        lockstep=True,
+        seed=3,
+        threads=1,
     )
     both = llm.engine.speculator
     assert both.layers == ((0, 2) if layers is None else (0, 1, 2))
@@ -334,7 +338,7 @@ def soak(llm, requests, seed, faults):
             stream.close()
         if faults and chance.random() < 0.1:
             lanes = llm.engine.speculator
-            lanes.failures = 0  # they would add up to the end of speculation
+            lanes.draft.failures = 0  # they would add up to the end of speculation
             if lanes.lane:
                 lanes.lane.error = RuntimeError("planted")
         outputs = llm.generate([cases[i][0] for i in picked], [cases[i][1] for i in picked])
@@ -343,13 +347,13 @@ def soak(llm, requests, seed, faults):
     engine = llm.engine
     assert engine.allocator.num_free == engine.allocator.num_pages and not engine.scheduler.running
     lanes = engine.speculator
-    assert not lanes.slot_of and not lanes.requests and not lanes.features and not lanes.next
+    assert not lanes.slot_of and not lanes.requests and not lanes.features.rows and not lanes.next
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - half) * 1024
 
 
 @pytest.mark.parametrize("requests", [150, pytest.param(2000, marks=pytest.mark.slow)])
-def test_soak(requests, folder, target, tmp_path):
-    draft = load("features", folder, tmp_path, target, "bf16")
-    llm = make(folder, target, draft, k=3, lockstep=False, max_batch=4, kv_tokens=600)
+def test_soak(requests, tiny_folder, tiny_target, tmp_path):
+    draft = load("features", tiny_folder, tmp_path, tiny_target, "bf16")
+    llm = make(tiny_folder, tiny_target, draft, k=3, lockstep=False, max_batch=4, kv_tokens=600)
     assert soak(llm, requests, 0, faults=True) < 20 << 20
     llm.close()

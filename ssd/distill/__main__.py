@@ -1,6 +1,7 @@
 """python -m ssd.distill: a draft for any target; with --record, the target's answers to learn from."""
 
 import argparse
+import logging
 import sys
 
 from ssd.run import BadInput, Parser, stop_at_once, threads
@@ -123,6 +124,7 @@ def run(args) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """Exit code: 0 done, 2 bad input (one sentence on stderr), 130 interrupted."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         return run(parser().parse_args(argv))
     except KeyboardInterrupt:

@@ -1,6 +1,6 @@
 """Teacher data: what the target answers, with its most probable tokens at every step, by the project's own engine."""
 
-import sys
+import logging
 import time
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from .data import TOP, Sequences, chat, encode_nlp, expand, read_lines, save, te
 from .features import write as write_features
 from .teacher import Target
 
+log = logging.getLogger(__name__)
 TURN_TOKENS, TURN_TEMPERATURE = 128, 0.8  # of a user's turn that the target writes
 
 
@@ -158,7 +159,7 @@ def run(args, cores) -> int:
         making.rename(path)
         done += sum(map(len, s.completions))
         speed = done / (time.perf_counter() - begin)
-        print(f"part {number + 1} of {len(parts)}: {len(s)} answers, {speed:.0f} tokens/s", file=sys.stderr, flush=True)
+        log.info("part %d of %d: %d answers, %.0f tokens/s", number + 1, len(parts), len(s), speed)
         if args.minutes and time.perf_counter() - begin > 60 * args.minutes:
             break
     return 0

@@ -1,11 +1,13 @@
 """One call of python -m ssd.distill: data in, a draft out; or the acceptance of a draft that is there."""
 
 import json
-import sys
+import logging
 import time
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
 
 from ssd.model import hub
 from ssd.model.config import LlamaConfig
@@ -21,22 +23,20 @@ from .model import Draft
 from .teacher import Target
 from .train import Trainer, TrainOptions, save_state
 
-
-def say(text: str, end: str = "\n") -> None:
-    print(text, end=end, file=sys.stderr, flush=True)
+log = logging.getLogger(__name__)
 
 
 def data_of(args, folder: Path, layers) -> tuple[Data, Target]:
     target = Target(folder, torch.float32 if args.fp32 else torch.bfloat16, args.device, tuple(layers))
     tokenizer, eos = Tokenizer(folder), target.config.eos_token_ids
-    begin = time.perf_counter()
-
-    def progress(done, total):
-        seconds = time.perf_counter() - begin
-        say(f"\rfeatures: {done} of {total} tokens, {done / seconds:.0f} tokens/s   ", "" if done < total else "\n")
-
     sets = [load([f], tokenizer, eos[0] if eos else None) for f in expand(args.data)]
-    return load_data(sets, target, Path(args.cache), progress if sys.stderr.isatty() else None), target
+    with tqdm(unit="token", unit_scale=True, desc="features", disable=None) as bar:
+
+        def progress(done, total):
+            bar.total = total
+            bar.update(done - bar.n)
+
+        return load_data(sets, target, Path(args.cache), progress), target
 
 
 def scale_of(data: Data, items: list[int], width: int) -> torch.Tensor:
@@ -105,7 +105,7 @@ def run_evaluate(args) -> int:
     for (kind, temperature), r in results.items():
         report.append({"kind": kind, "temperature": temperature} | r)
         steps, rounds = (" ".join(f"{a:.2f}" for a in r[name]) for name in ("per_position", "walked_length"))
-        say(f"{kind:12} temperature {temperature}: accepted {steps}; tokens a round {rounds}")
+        log.info(f"{kind:12} temperature {temperature}: accepted {steps}; tokens a round {rounds}")
     if args.json:
         Path(args.json).write_text(json.dumps(report, indent=2) + "\n")
     return 0
@@ -130,7 +130,7 @@ def run_train(args) -> int:
         trainer.load_state_dict(torch.load(state_file, weights_only=True))
     size = sum(w.numel() for w in trainer.draft.parameters())
     tokens = sum(len(data.sets[n][0].completions[i]) for n, i, *_ in (data.items[k] for k in items))
-    say(f"{size / 1e6:.1f} M weights, {len(items)} sequences with {tokens} tokens, {len(held)} held out")
+    log.info(f"{size / 1e6:.1f} M weights, {len(items)} sequences with {tokens} tokens, {len(held)} held out")
     go_on(args, trainer, out, state_file)
     return 0
 
@@ -153,23 +153,26 @@ def go_on(args, trainer: Trainer, out: Path, state_file: Path) -> None:
             f"{name} {v['expected_length']:.3f} ({' '.join(f'{a:.2f}' for a in v['per_position'])})"
             for name, v in r.items()
         )
-        say(f"step {s.step}, {s.tokens} tokens, loss {point['loss']:.4f}: accepted length {shown}")
+        log.info(f"step {s.step}, {s.tokens} tokens, loss {point['loss']:.4f}: accepted length {shown}")
 
-    while s.step < trainer.options.steps:
-        recent = [*recent[-49:], trainer.step()]
-        spent = time.perf_counter() - begin
-        if sys.stderr.isatty() or s.step % 20 == 0:
-            left = (trainer.options.steps - s.step) * spent / max(1, s.step - started)
+    steps = trainer.options.steps
+    with logging_redirect_tqdm(), tqdm(total=steps, initial=s.step, unit="step", disable=None) as bar:
+        while s.step < steps:
+            recent = [*recent[-49:], trainer.step()]
+            spent = time.perf_counter() - begin
             speed = (s.tokens - first) / spent
-            line = f"step {s.step} of {trainer.options.steps}, loss {recent[-1]:.4f}, "
-            line += f"{speed:.0f} tokens/s, {left / 60:.0f} min left"
-            say(f"\r{line}   " if sys.stderr.isatty() else line, "" if sys.stderr.isatty() else "\n")
-        enough = args.minutes and spent > 60 * args.minutes
-        if s.step == trainer.options.steps or s.step % args.evaluate_every == 0 or enough:
-            pause()
-            recent = []
-        if enough:
-            break
+            bar.set_postfix_str(f"loss {recent[-1]:.4f}, {speed:.0f} tokens/s", refresh=False)
+            bar.update()
+            if bar.disable and s.step % 20 == 0:  # no terminal
+                left = (steps - s.step) * spent / max(1, s.step - started) / 60
+                line = "step %d of %d, loss %.4f, %.0f tokens/s, %.0f min left"
+                log.info(line, s.step, steps, recent[-1], speed, left)
+            enough = args.minutes and spent > 60 * args.minutes
+            if s.step == steps or s.step % args.evaluate_every == 0 or enough:
+                pause()
+                recent = []
+            if enough:
+                break
     if args.plot:
         from .plot import plot
 

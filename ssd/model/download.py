@@ -10,6 +10,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 from tqdm import tqdm
@@ -28,10 +29,8 @@ def fetch_wheel(requirement: str, path: Path, sha256: str, progress: bool = True
     """
     url = find_url(requirement)
     if url:
-        try:
+        with suppress(*NETWORK_ERRORS):  # a proxy or certificate may be known to pip alone
             return download(url, path, sha256, progress)
-        except NETWORK_ERRORS:
-            pass  # a proxy or certificate that only pip knows of
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         command = ["download", "--no-deps", "--only-binary", ":all:", "--dest", folder, requirement]
         done = run_pip(command, None if progress else subprocess.DEVNULL)

@@ -47,14 +47,12 @@ class DraftLane(threading.Thread):
         self.depth, self.width, self.budget, self.cores = depth, width, budget, cores
         self.share = float(budget)  # of the budget, that can be prepared in time
         self.forests: dict[int, Forest] = {}
-        self.owners: dict[int, int] = {}
         self.slots = torch.arange(cache.slots)
         self.seen = torch.zeros(cache.slots, dtype=torch.int64)
         self.stopping, self.error, self.beat = False, None, monotonic()
         self.awake, self.asleep = threading.Event(), False
         self.awake.set()
-        self.seconds, self.rounds, self.steps = 0.0, 0, 0  # at work
-        self.step_seconds = 0.0  # of a level, exponential mean
+        self.seconds, self.rounds = 0.0, 0  # at work
         self.trace = None
 
     # ---- life ----
@@ -196,11 +194,9 @@ class DraftLane(threading.Thread):
             own = features[row : row + len(r.tokens)] if self.runner.own else None
             f.computed(nodes, fresh, found[at : at + n], own)
             at, row = at + n, row + len(r.tokens)
-        self.steps += 1
-        self.beat, end = monotonic(), perf_counter()
-        self.step_seconds += 0.1 * (end - begin - self.step_seconds)
+        self.beat = monotonic()
         if self.trace:
-            self.trace.span("draft", "pass", begin, end, rows=sum(len(r.tokens) for r in rows))
+            self.trace.span("draft", "pass", begin, perf_counter(), rows=sum(len(r.tokens) for r in rows))
 
     def fork(self, forests: list[Forest]) -> None:
         """Branches for the likely outcomes of each forest's round, published depth by depth."""

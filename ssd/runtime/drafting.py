@@ -9,6 +9,7 @@ from ssd import kernels
 from ssd.model.batch import Batch
 from ssd.model.draft import Draft
 
+from .features import Features
 from .policy import Calibration
 from .tree import Tree, words
 
@@ -16,9 +17,9 @@ from .tree import Tree, words
 class State:
     """The draft's side of one sequence. Its KV stands for the first `cached` tokens, with true features."""
 
-    def __init__(self, place: int, features: torch.Tensor | None):
-        self.place, self.features = place, features
-        self.cached = self.known = 0  # tokens with KV; tokens whose feature is known
+    def __init__(self, place: int):
+        self.place = place
+        self.cached = 0  # tokens with KV
         self.base = 0  # KV index of the tree's node 0
         self.done: list[int] = []  # nodes with KV, in order
 
@@ -103,7 +104,7 @@ class ModelProposer:
     def __init__(self, draft: Draft, rule, *, max_batch: int, max_len: int, nodes: int, chunk: int = 512):
         self.draft, self.rule, self.chunk = draft, rule, chunk
         self.runner = DraftRunner(draft, max_batch=max_batch, max_len=max_len, nodes=nodes)
-        self.layers = draft.feature_layers
+        self.layers, self.features = draft.feature_layers, Features(draft.feature_width)
         self.free = list(range(max_batch))[::-1]
         self.states: dict[object, State] = {}
 
@@ -170,17 +171,12 @@ class ModelProposer:
         self.runner.move(pairs)
 
     def keep_features(self, plan, offsets: list[int], features: torch.Tensor, paths) -> None:
-        """Features of the target's pass: of each sequence's rows and, of its tree, those of the path."""
-        for i, (sequence, count) in enumerate(plan):
-            state = self._state(sequence)
-            begin, first = sequence.num_cached, offsets[i]
-            state.features[begin : begin + count] = features[first : first + count]
-            for k, node in enumerate(paths[i] or ()):
-                state.features[begin + count + k] = features[first + count + node]
-            state.known = begin + count + len(paths[i] or ())
+        """The target's features of a pass."""
+        self.features.keep(plan, paths, offsets, features)
 
     def release(self, sequence) -> None:
         state = self.states.pop(sequence, None)
+        self.features.release(sequence)
         if state:
             self.free.append(state.place)
 
@@ -189,9 +185,7 @@ class ModelProposer:
     def _state(self, sequence) -> State:
         state = self.states.get(sequence)
         if state is None:
-            width = len(self.layers) and self.draft.feature_width
-            features = torch.empty(len(sequence.tokens), width) if width else None
-            state = self.states[sequence] = State(self.free.pop(), features)
+            state = self.states[sequence] = State(self.free.pop())
         return state
 
     def _catch_up(self, sequences):
@@ -210,7 +204,7 @@ class ModelProposer:
                 rows.append(
                     Rows(state.place, begin - shift, sequence.tokens[begin:end].tolist(), span, span, None, wants)
                 )
-                hidden.append(self.runner.hidden(state.features, begin, end))
+                hidden.append(self.runner.hidden(self.features.of(sequence), begin, end))
                 state.cached = end
             if not last:  # those that are there have their newest row computed once more
                 for state, r in zip(states, rows, strict=True):

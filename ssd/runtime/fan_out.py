@@ -2,6 +2,7 @@
 (Kumar, Dao, May, arXiv 2603.03251, theorem 12; then by what was measured)."""
 
 import json
+from contextlib import suppress
 
 RANKS = 16  # bonus tokens of one node at most
 DEPTHS = 16
@@ -41,11 +42,9 @@ class FanOut:
 
     def write(self, path) -> None:
         """Keep the tables for later runs; without a place for them they are lost, and nothing else."""
-        try:
+        with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps({"tables": self.tables}))
-        except OSError:
-            pass
 
     def chances(self, hit: bool, depths: list[int], parents: list[int]) -> list[float]:
         """For the root and each node of a tree: the chance that the walk ends there."""

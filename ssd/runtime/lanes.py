@@ -1,11 +1,9 @@
 """The verify lane's side of SSD: what is verified next comes from the speculation cache (Kumar, Dao, May,
 arXiv 2603.03251), and a draft lane that fails costs time, never a token."""
 
-import logging
-import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from time import monotonic, perf_counter
+from functools import partial
+from time import perf_counter
 
 import numpy as np
 import torch
@@ -14,33 +12,14 @@ from ssd import kernels
 from ssd.kernels import Kind, Verified
 
 from .draft_lane import DraftLane, Request
+from .features import Features
+from .keeper import Keeper
+from .metrics import Recoveries
 from .policy import Mean
 from .scheduler import Work
 from .speculation_cache import Matched, SpeculationCache
 from .speculator import verify_by_rejection
 from .tree import Tree
-
-log = logging.getLogger(__name__)
-STALLED = 0.8  # seconds without a sign of life
-FAILURES = 3  # of the draft lane, then plain decoding
-
-
-@dataclass
-class Recoveries:
-    """Times of one kind of recovery, in seconds."""
-
-    seconds: list[float] = field(default_factory=list)
-
-    def stats(self) -> dict:
-        n = len(self.seconds)
-        return {"count": n, "mean_ms": 1e3 * sum(self.seconds) / n if n else None}
-
-
-def end(lane: DraftLane) -> None:
-    """Stop a draft lane and wait for it; a thread that still runs when the interpreter ends would end it badly."""
-    lane.stop()
-    if lane.is_alive():
-        lane.join(1.0)
 
 
 class Lanes:
@@ -58,19 +37,16 @@ class Lanes:
         width: int, depth: int, vocab: int, fallback=None, lockstep: bool = False, rejection: bool = False, ids=None,
         history=None,
     ):  # fmt: skip
-        self.start, self.layers, self.width, self.depth, self.fallback = start, layers, width, depth, fallback
-        self.vocab, self.lockstep, self.rejection, self.ids = vocab, lockstep, rejection, ids
-        self.history = history
+        self.layers, self.depth, self.fallback = layers, depth, fallback
+        self.vocab, self.rejection, self.ids, self.history = vocab, rejection, ids, history
         self.free, self.slot_of = list(range(slots))[::-1], {}
         self.requests: dict[int, Request] = {}
         self.owner_of: dict[object, int] = {}
         self.owners = 0
-        self.features: dict[object, torch.Tensor] = {}  # of the prompt, until its owner has a slot
+        self.features = Features(width)
         self.next: dict[object, Tree] = {}
-        self.waiting: dict[object, float] = {}  # since when a miss waits for a speculation of its own
+        self.waiting: list = []  # sequences that missed and wait for a speculation of their own
         self.wants = np.zeros(slots, bool)
-        self.failures = 0
-        self.lane = self.cache = None
         self.seconds = self.wait_seconds = 0.0
         self.hits = self.misses = self.verified_rows = self.rounds = 0
         self.first: set = set()  # sequences whose first round is still to come: it counts as neither hit nor miss
@@ -78,33 +54,32 @@ class Lanes:
         self.gain = Mean(0.1)  # tokens that such a speculation brought
         self.recoveries = {name: Recoveries() for name in ("local_retry", "rollback", "model_switch")}
         self.verified: Verified | None = None
-        self._trace = None
-        self._launch()
+        self.trace = None
+        self.draft = Keeper(partial(start, self.requests, self.wants), lockstep)
+
+    def record(self, trace) -> None:
+        """Write spans of both lanes into a Trace from now on."""
+        self.trace = self.draft.trace = trace
+        if self.draft.lane:
+            self.draft.lane.trace = trace
 
     @property
-    def trace(self):
-        return self._trace
+    def failures(self) -> int:
+        """Times that the draft lane failed."""
+        return self.draft.failures
 
-    @trace.setter
-    def trace(self, trace) -> None:
-        self._trace = trace
-        if self.lane:
-            self.lane.trace = trace
+    @property
+    def lane(self) -> DraftLane | None:
+        return self.draft.lane
 
-    # ---- the draft lane ----
-
-    def _launch(self) -> None:
-        self.cache, self.lane = self.start(self.requests, self.wants)
-        self.lane.trace = self._trace
-        if not self.lockstep:
-            self._at_end = weakref.finalize(self, end, self.lane)
-            self.lane.start()
+    @property
+    def cache(self) -> SpeculationCache | None:
+        return self.draft.cache
 
     def close(self) -> None:
-        """Stop the draft lane."""
+        """Stop the draft lane, and keep what was learnt."""
         if self.lane:
-            end(self.lane)
-            self.lane = None
+            self.draft.close()
             if self.history and self.hits + self.misses:
                 self.history[0].write(self.history[1])
 
@@ -112,39 +87,18 @@ class Lanes:
         """Let the draft lane sleep; sequences are told to it anew when the next proposal is asked for."""
         for sequence in list(self.slot_of):
             self._forget(sequence)
-        if self.lane:
-            self.lane.awake.clear()
+        self.draft.sleep()
 
-    def _wake(self) -> None:
-        if self.lane and not self.lane.awake.is_set():
-            if self.lane.asleep:  # one that hangs is not
-                self.lane.beat = monotonic()
-            self.lane.awake.set()
-
-    def _check(self) -> None:
-        """Roll back where the draft lane has failed or hangs: what it knew is dropped, another one starts afresh."""
-        lane = self.lane
-        stalled = not self.lockstep and self.slot_of and lane and monotonic() - lane.beat > STALLED
-        if lane is None or not (lane.error or stalled):
-            return
+    def _roll_back(self, reason: str) -> None:
+        """What the draft lane knew is dropped, another one starts afresh."""
         begin = perf_counter()
-        lane.stop()
-        if not self.lockstep:
-            self._at_end.detach()  # what is given up is kept by nobody
-        self.failures += 1
-        what = repr(lane.error) if lane.error else f"no sign of life for {STALLED} s"
-        self.lane = self.cache = None
+        self.draft.give_up(reason)
         for sequence in list(self.slot_of):
             self._forget(sequence)
-        self.waiting.clear()
-        if self.failures < FAILURES:
-            log.info("draft lane given up (%s): another one starts", what)
-            self._launch()
-        else:
-            log.warning("draft lane failed %d times (%s): decoding goes on without it", self.failures, what)
+        self.draft.replace()
         self.recoveries["rollback"].seconds.append(perf_counter() - begin)
         if self.trace:
-            self.trace.span("verify", "rollback", begin, perf_counter(), reason=what)
+            self.trace.span("verify", "rollback", begin, perf_counter(), reason=reason)
 
     def _forget(self, sequence) -> None:
         slot = self.slot_of.pop(sequence, None)
@@ -154,7 +108,8 @@ class Lanes:
             if self.cache:
                 self.cache.free(slot)
         self.next.pop(sequence, None)
-        self.waiting.pop(sequence, None)
+        if sequence in self.waiting:
+            self.waiting.remove(sequence)
         self.first.discard(sequence)
 
     # ---- a round ----
@@ -162,18 +117,17 @@ class Lanes:
     def propose(self, plan: list[Work]) -> list[Tree | None]:
         """What the cache had for each sequence that decodes; chains where the pass holds a prompt."""
         begin = perf_counter()
-        self._wake()
-        self._check()
+        self.draft.wake()
+        if reason := self.draft.fault(bool(self.slot_of)):
+            self._roll_back(reason)
         if self.lane:
             for work in plan:
                 if work.sequence.decoding and work.sequence not in self.slot_of:
                     self._assign(work.sequence)
-            if self.lockstep:
-                self._answer()
+            self._lockstep()
             if self.waiting:
                 self._fetch()
-                if self.lockstep and self.lane:
-                    self._answer()
+                self._lockstep()
         prefill = any(not work.sequence.decoding for work in plan)
         trees: list[Tree | None] = []
         for sequence, _ in plan:
@@ -184,13 +138,10 @@ class Lanes:
         self.seconds = perf_counter() - begin
         return trees
 
-    def _answer(self) -> None:
-        """The draft lane's turn, in this thread."""
-        try:
-            self.lane.step(0)
-        except Exception as e:  # as in a thread of its own
-            self.lane.error = e
-            self._check()
+    def _lockstep(self) -> None:
+        """The draft lane's turn, where it has no thread of its own."""
+        if self.draft.lockstep and self.lane and (reason := self.draft.turn()):
+            self._roll_back(reason)
 
     def _assign(self, sequence) -> None:
         self.owners += 1
@@ -198,7 +149,7 @@ class Lanes:
         self.slot_of[sequence], self.owner_of[sequence] = slot, self.owners
         self.first.add(sequence)
         self.requests[self.owners] = Request(sequence.params, sequence.seed, len(sequence.tokens))
-        features = self.features.get(sequence)
+        features = self.features.of(sequence)
         tokens = torch.from_numpy(sequence.tokens[:n].copy())
         # beside each token the hidden state that drew it, the token before's
         self.cache.assign(slot, self.owners, tokens, None if features is None else features[: n - 1])
@@ -207,7 +158,7 @@ class Lanes:
         """Wait for the speculations that the draft makes after misses, as long as they are worth it."""
         begin = perf_counter()
         limit = self.pass_seconds.get(0.02)
-        sequences = list(self.waiting)
+        sequences, self.waiting = self.waiting, []
         slots = torch.tensor([self.slot_of[s] for s in sequences])
         self.cache.wait_ready(slots, int(1e6 * limit))
         emitted = torch.full((len(sequences), self.cache.nodes + 1), -1)
@@ -222,7 +173,6 @@ class Lanes:
         seconds = perf_counter() - begin
         self.answer.add(seconds)
         self.recoveries["local_retry"].seconds += [seconds / len(sequences)] * len(sequences)
-        self.waiting.clear()
         self.wait_seconds += seconds
         if self.trace:
             self.trace.span("verify", "local retry", begin, begin + seconds, sequences=len(sequences))
@@ -236,7 +186,6 @@ class Lanes:
 
     def observe(self, plan, trees, paths, offsets, features, seconds: float) -> None:
         """Match, swap, and tell the draft lane what came out."""
-        rows = [w.samples for w in plan]
         known = [i for i, w in enumerate(plan) if w.sequence in self.slot_of and w.sequence.decoding]
         if self.layers:
             self.keep(plan, paths, offsets, features)
@@ -244,7 +193,7 @@ class Lanes:
             self.pass_seconds.add(seconds)
         if not known or self.lane is None:
             return
-        place = np.cumsum(rows) - 1  # row of each sequence among those that sampled
+        place = np.cumsum([w.samples for w in plan]) - 1  # row of each sequence among those that sampled
         pick = torch.from_numpy(place[known])
         path, accepted, emitted = (t[pick] for t in self.verified[:3])
         sequences = [plan[i].sequence for i in known]
@@ -279,7 +228,7 @@ class Lanes:
         self.hits += len(set(counted) - set(missed))
         self.verified_rows += sum(offsets[i + 1] - offsets[i] for i in known)
         if ask:
-            self.waiting = {sequences[k]: perf_counter() for k in missed}
+            self.waiting = [sequences[k] for k in missed]
 
     def _worth_asking(self) -> bool:
         """Whether, after a miss, waiting for the draft is expected to give more tokens per second than going on."""
@@ -312,10 +261,11 @@ class Lanes:
     def _take(self, sequences, matched: Matched) -> None:
         """What each sequence verifies next. Tokens out of range make no speculation, whoever wrote them."""
         for k, sequence in enumerate(sequences):
+            begin = perf_counter()
             tokens = matched.tokens[k, : int(matched.taken[k])].tolist()
             self.next.pop(sequence, None)
             if not all(0 <= t < self.vocab for t in tokens):
-                self.recoveries["rollback"].seconds.append(0.0)
+                self.recoveries["rollback"].seconds.append(perf_counter() - begin)
             elif tokens:
                 tree = self.next[sequence] = Tree(tokens, matched.parents[k, : len(tokens)].tolist())
                 branch, slot = int(matched.branch[k]), self.slot_of[sequence]
@@ -327,14 +277,7 @@ class Lanes:
 
     def keep(self, plan, paths, offsets, features) -> None:
         """Remember the target's features of a pass."""
-        for (sequence, count), path, first in zip(plan, paths, offsets, strict=False):
-            kept = self.features.get(sequence)
-            if kept is None:
-                kept = self.features[sequence] = torch.empty(len(sequence.tokens), self.width)
-            begin = sequence.num_cached
-            kept[begin : begin + count] = features[first : first + count]
-            for k, node in enumerate(path or ()):
-                kept[begin + count + k] = features[first + count + node]
+        self.features.keep(plan, paths, offsets, features)
 
     def stats(self) -> dict:
         """What Metrics.stats tells of the lanes."""
@@ -347,9 +290,9 @@ class Lanes:
         }
 
     def release(self, sequence) -> None:
-        self.features.pop(sequence, None)
+        self.features.release(sequence)
         self._forget(sequence)
-        if self.lane and not self.slot_of:
-            self.lane.awake.clear()  # it sleeps until there is something to prepare
+        if not self.slot_of:
+            self.draft.sleep()  # until there is something to prepare
         if self.fallback:
             self.fallback.release(sequence)

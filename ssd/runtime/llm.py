@@ -80,7 +80,7 @@ class LLM:
         """A record of what the lanes do from now on."""
         trace = self.engine.trace = Trace()
         if self.engine.speculator:
-            self.engine.speculator.trace = trace
+            self.engine.speculator.record(trace)
         return trace
 
     def stats(self) -> dict:

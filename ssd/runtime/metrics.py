@@ -86,5 +86,16 @@ class Metrics:
         }
 
 
+@dataclass
+class Recoveries:
+    """Times of one kind of recovery, in seconds."""
+
+    seconds: list[float] = field(default_factory=list)
+
+    def stats(self) -> dict:
+        n = len(self.seconds)
+        return {"count": n, "mean_ms": 1e3 * sum(self.seconds) / n if n else None}
+
+
 def _sum(a: list[int], b: list[int]) -> list[int]:
     return [x + y for x, y in zip_longest(a, b, fillvalue=0)]

@@ -14,7 +14,7 @@ class Several:
         self.parts, self.mode = parts, first
         self.rejection = self.current.rejection
         self.layers = tuple(sorted({layer for part in parts.values() for layer in part.layers}))
-        self._trace = None
+        self.trace = None
         for name, part in parts.items():
             if name != first:
                 part.pause()
@@ -27,15 +27,11 @@ class Several:
     def seconds(self) -> float:
         return self.current.seconds
 
-    @property
-    def trace(self):
-        return self._trace
-
-    @trace.setter
-    def trace(self, trace) -> None:
-        self._trace = trace
+    def record(self, trace) -> None:
+        """Write what the parts do into a Trace from now on."""
+        self.trace = trace
         for part in self.parts.values():
-            part.trace = trace
+            part.record(trace)
 
     def _features(self, part, features: torch.Tensor | None) -> torch.Tensor | None:
         """Those of the layers that a part reads."""

@@ -25,7 +25,6 @@ class Speculator:
         self.records: dict[object, Record] = {}
         self.overall = Record(rate=0.01)
         self.seconds = 0.0  # of the proposals of the round in progress
-        self.trace = None
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -86,6 +85,9 @@ class Speculator:
     def keep(self, plan, paths, offsets, features) -> None:
         """Remember the target's features of a pass."""
         self.proposer.keep_features(plan, offsets, features, paths)
+
+    def record(self, trace) -> None:
+        """The engine's own spans tell all."""
 
     def pause(self) -> None:
         """Another takes over; the next proposal catches up."""
