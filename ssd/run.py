@@ -10,6 +10,8 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+from ssd.jsonl import read_lines
+
 DEFAULT_TARGET = "SmolLM2-135M-Instruct"
 SPECULATION = (
     "mode",
@@ -104,18 +106,11 @@ def threads(text: str | None, name: str = "--threads") -> int | list[int] | None
 
 def read_prompts(path: str) -> list[tuple[str, str]]:
     """(where it stands, prompt) for each line of a file of JSON objects; empty lines do not count."""
-    found = []
-    for number, line in enumerate(Path(path).read_bytes().split(b"\n"), 1):
-        where = f"{path} line {number}"
-        if not line.strip():
-            continue
-        try:
-            prompt = json.loads(line.decode()).get("prompt")
-        except (ValueError, AttributeError, RecursionError):
-            raise BadInput(f"{where}: is not a JSON object") from None
+    with asked():
+        found = [(where, line.get("prompt")) for where, line in read_lines(path)]
+    for where, prompt in found:
         if not isinstance(prompt, str):
             raise BadInput(f"{where}: got a prompt of {prompt!r}, wanted a text")
-        found.append((where, prompt))
     if not found:
         raise BadInput(f"{path}: holds no prompt")
     return found

@@ -1,11 +1,12 @@
 """Sequences to learn from: recorded teacher data (.npz), or text (.jsonl)."""
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
+
+from ssd.jsonl import read_lines
 
 TOP = 8  # teacher tokens kept at each position
 
@@ -63,21 +64,6 @@ def load_recorded(path: Path) -> Sequences:
         raise ValueError(f"{path} is no recorded teacher data: the lengths do not add up")
     more = [a[k].tolist() if k in a else None for k in ("temperature", "seed")]
     return Sequences(a["kind"].tolist(), *parts, *more)
-
-
-def read_lines(path: Path) -> list[tuple[str, dict]]:
-    """(where it stands, object) of every line of a JSONL file that is not empty."""
-    found = []
-    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
-        if line.strip():
-            where = f"{path} line {number}"
-            try:
-                found.append((where, json.loads(line.decode())))
-            except (ValueError, RecursionError):
-                raise ValueError(f"{where}: is not JSON") from None
-            if not isinstance(found[-1][1], dict):
-                raise ValueError(f"{where}: is not a JSON object")
-    return found
 
 
 def expand(paths: list[str]) -> list[Path]:

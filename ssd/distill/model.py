@@ -7,8 +7,6 @@ from torch import nn
 from .config import DraftConfig
 from .teacher import rms_norm, rotate
 
-LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-
 
 def shapes(c: DraftConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every trained tensor, as in the checkpoint."""

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 from ssd import kernels
+from ssd.jsonl import read_lines
 from ssd.model import hub
 
-from .data import TOP, Sequences, chat, encode_nlp, expand, read_lines, save, text_of
+from .data import TOP, Sequences, chat, encode_nlp, expand, save, text_of
 from .features import write as write_features
 from .teacher import Target
 

@@ -1,14 +1,11 @@
 """Puts the parts of a mode together."""
 
-import hashlib
-from pathlib import Path
-
 from ssd.model.draft import Draft
 from ssd.model.hub import cache_folder
 
 from .auto import Auto
 from .candidates import Coupled, Sampled
-from .costs import costs_of
+from .costs import costs_of, kept, pair
 from .draft_lane import DraftLane
 from .drafting import DraftRunner, ModelProposer
 from .fan_out import FanOut
@@ -103,18 +100,11 @@ def make_lanes(speculation, options, draft: Draft, backup: Draft | None, model, 
     return Backup(first, lanes_of(speculation, options, backup, model, max_len)) if backup else first
 
 
-def history(draft: Draft, model) -> list[Path]:
-    """Where the hits of a pair are kept: what runs here left, and what came with the draft."""
-    pair = repr((model.config, model.dtype, draft.config, draft.vocab, draft.feature_layers))
-    own = cache_folder() / f"history-{hashlib.sha256(pair.encode()).hexdigest()[:16]}.json"
-    return [own, draft.folder / "history.json"]
-
-
 def lanes_of(speculation: SpeculationOptions, options: EngineOptions, draft: Draft, model, max_len: int) -> Lanes:
     depth, width, budget = speculation.depth, speculation.width, speculation.outcomes
     nodes, slots = depth * width, options.max_batch
-    kept = history(draft, model)
-    fan_out = FanOut.read([] if speculation.lockstep else kept, speculation.fan_out)
+    own = kept(cache_folder(), "history", pair(model, draft))  # or what came with the draft
+    fan_out = FanOut.read([] if speculation.lockstep else [own, draft.folder / "history.json"], speculation.fan_out)
     feature_bytes = 4 * draft.feature_width
     cores, rejection = draft_cores(speculation), speculation.verify == "rejection"
 
@@ -130,5 +120,5 @@ def lanes_of(speculation: SpeculationOptions, options: EngineOptions, draft: Dra
     return Lanes(
         start, slots=slots, layers=draft.feature_layers, width=draft.feature_width, depth=depth,
         vocab=model.config.vocab_size, fallback=NgramProposer(), lockstep=speculation.lockstep,
-        rejection=rejection, ids=draft.ids, history=None if speculation.lockstep else (fan_out, kept[0]),
+        rejection=rejection, ids=draft.ids, history=None if speculation.lockstep else (fan_out, own),
     )  # fmt: skip

@@ -124,29 +124,27 @@ def measure(target, draft, together: list[int], verify: list[int], drafting: lis
     return Costs(*first, apart, other)
 
 
-def known(folder: Path, target, draft, cores: tuple) -> Path:
-    """The file that keeps the costs of this machine, pair and arrangement."""
-    cpu = (
-        next((x for x in open("/proc/cpuinfo") if x.startswith("model name")), "")
-        if Path("/proc/cpuinfo").exists()
-        else ""
-    )
-    what = (
-        cpu,
-        torch.ops.ssd.isa(),
-        cores,
-        str(target.config),
-        target.dtype,
-        str(draft.config),
-        draft.dtype,
-        draft.vocab,
-    )
-    return folder / f"costs-{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}.json"
+def kept(folder: Path, kind: str, *what) -> Path:
+    """The file of a folder that keeps what was learnt of `what`, whatever can be told by its representation."""
+    return folder / f"{kind}-{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}.json"
+
+
+def machine() -> tuple:
+    """The CPU and the instruction set in use."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((line for line in lines if line.startswith("model name")), ""), torch.ops.ssd.isa()
+
+
+def pair(target, draft) -> tuple:
+    """What tells two models apart from others, as far as their speed and their likeness go."""
+    return str(target.config), target.dtype, str(draft.config), draft.vocab, draft.feature_layers
 
 
 def costs_of(target, draft, together, verify, drafting, folder: Path | None) -> Costs:
     """Read from the folder, or measured and written there; a file that cannot be read or written costs time only."""
-    path = folder and known(folder, target, draft, (together, verify, drafting))
+    cores = (together, verify, drafting)
+    path = folder and kept(folder, "costs", machine(), cores, pair(target, draft), draft.dtype)
     if path and path.is_file():
         try:
             stored = json.loads(path.read_text())
