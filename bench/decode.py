@@ -19,12 +19,11 @@ from pathlib import Path
 from . import plots, results
 from .machine import cores_of
 from .peers import SYSTEMS
-from .timing import spread
+from .timing import REST, spread
 from .worker import Worker, WorkerError
 
 PROMPTS = Path(__file__).parent / "prompts"
 WARM_UP_TOKENS = 8
-REST = 0.02  # seconds between turns, in which thread pools go to sleep
 
 
 def read_workloads(files: list[str], limit: int | None) -> dict[str, list[str]]:

@@ -17,7 +17,7 @@ from ssd.kernels import library
 from . import cases, plots, results
 from .machine import cores_of
 from .roofline import bind, buffer, cold_bytes
-from .timing import interleave, ratio, spread
+from .timing import REST, interleave, ratio, spread
 from .worker import Worker
 
 library.load()
@@ -49,9 +49,11 @@ class Kernels:
             "read": lambda _: torch.ops.ssd.probe_read(self.buffer),
             "fma": lambda _: torch.ops.ssd.probe_fma(1 << 16),
         }
-        before = interleave(roof, seconds=0, least=3)
-        times = interleave(candidates, seconds, prepare={case.op: case.prepare} if case.prepare else None)
-        after = interleave(roof, seconds=0, least=3, warm_up=0)
+        rest = REST if len(self.cores) > 1 else 0.0
+        before = interleave(roof, seconds=0, least=3, rest=rest)
+        prepare = {case.op: case.prepare} if case.prepare else None
+        times = interleave(candidates, seconds, prepare=prepare, rest=rest)
+        after = interleave(roof, seconds=0, least=3, warm_up=0, rest=rest)
         limits = {name: spread(before[name] + after[name])["median"] for name in roof}
         bandwidth, peak = self.buffer.nbytes / limits["read"], torch.ops.ssd.probe_fma(1 << 16) / limits["fma"]
         median = spread(times[case.op])["median"]

@@ -20,7 +20,7 @@ from ssd.model.memory import Arena
 from . import plots, results
 from .machine import cores_of
 from .roofline import bind, buffer, cold_bytes
-from .timing import interleave, ratio, spread
+from .timing import REST, interleave, ratio, spread
 from .worker import Worker
 
 library.load()
@@ -76,7 +76,7 @@ class Linear:
             for s, (p, n, _) in {(n, k): (p, n, k) for p, n, k in self.passes[0]}.items()
         )
         candidates = {"read": lambda _: torch.ops.ssd.probe_read(self.buffer), "ssd": ssd, "torch": peer}
-        times = interleave(candidates, seconds, rest=0.002)
+        times = interleave(candidates, seconds, rest=REST)
         median = spread(times["ssd"])["median"]
         return {
             "format": self.format,

@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable
 from itertools import count
 
+REST = 0.02  # seconds of sleep between turns, in which the thread pools of all candidates stop spinning
+
 
 def interleave(
     candidates: dict[str, Callable[[int], object]],

@@ -1,13 +1,17 @@
 """Draft checkpoints: loaded, computed and refused."""
 
+import json
+
 import pytest
 import tiny_checkpoint
 import torch
 from draft_helpers import HIDDEN, VOCAB, feature_draft_reference, write_draft
 from model_helpers import one_request, relative_error
+from safetensors.torch import load_file, save_file
 
 from ssd.model.draft import Draft
 from ssd.model.llama import Llama
+from ssd.model.rope import rope_tables
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +65,6 @@ BAD = [
 
 @pytest.mark.parametrize("changes, sentence", BAD)
 def test_a_draft_that_does_not_fit_is_refused_in_one_sentence(target, tmp_path, changes, sentence):
-    import json
-
     folder = write_draft(tmp_path / "d", outputs=40)
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
@@ -73,8 +75,6 @@ def test_a_draft_that_does_not_fit_is_refused_in_one_sentence(target, tmp_path, 
 
 @pytest.mark.parametrize("ids", [[0, 1, 1], [0, 1, VOCAB], [-1, 0, 1]])
 def test_a_vocabulary_map_out_of_range_or_with_repeats_is_refused(target, tmp_path, ids):
-    from safetensors.torch import load_file, save_file
-
     folder = write_draft(tmp_path / "d", outputs=3)
     tensors = load_file(folder / "model.safetensors") | {"d2t": torch.tensor(ids)}
     save_file(tensors, folder / "model.safetensors")
@@ -86,8 +86,6 @@ def test_a_missing_folder_or_tensor_is_named(target, tmp_path):
     with pytest.raises(ValueError, match="no such folder"):
         Draft.load(tmp_path / "nowhere", target)
     folder = write_draft(tmp_path / "d", layers=[0, 1])
-    from safetensors.torch import load_file, save_file
-
     tensors = load_file(folder / "model.safetensors")
     del tensors["model.layers.0.hidden_norm.weight"]
     save_file(tensors, folder / "model.safetensors")
@@ -96,8 +94,6 @@ def test_a_missing_folder_or_tensor_is_named(target, tmp_path):
 
 
 def test_a_shorter_context_and_another_rope_scaling_are_the_drafts_own(target, tmp_path):
-    from ssd.model.rope import rope_tables
-
     scaling = {"rope_type": "linear", "factor": 2.0}
     folder = write_draft(tmp_path / "d", layers=[2], max_position_embeddings=48, rope_scaling=scaling)
     draft = Draft.load(folder, target)
