@@ -7,6 +7,8 @@ import torch
 from ssd import kernels
 from ssd.model.kv_cache import BlockAllocator
 
+from .logits import shape
+from .logprobs import logprobs_of
 from .metrics import Metrics
 from .rows import RowBuffer
 from .scheduler import Scheduler, Work
@@ -86,24 +88,28 @@ class Engine:
         return self.model.forward(batch, self.kv), None
 
     def _verify(self, plan, trees, logits, sampling, verification):
-        """For each sequence of the plan its accepted nodes, emitted tokens and their log-probabilities; None, (), ()
-        where nothing was sampled."""
-        paths, emitted, logprobs = [None] * len(plan), [()] * len(plan), [()] * len(plan)
+        """For each sequence of the plan its accepted nodes, emitted tokens and their Logprobs, None where not asked
+        for; None, (), None where nothing was sampled."""
+        paths, emitted, logprobs = [None] * len(plan), [()] * len(plan), [None] * len(plan)
         places = [i for i, work in enumerate(plan) if work.samples]
         if not places:
             return paths, emitted, logprobs
+        raw = shape(plan, trees, logits, verification.row_offsets)
         if not self.speculator:
-            tokens, probs = (t.tolist() for t in self.sample(logits, *sampling))
-            rows = ([()] * len(places), [[t] for t in tokens], [[p] for p in probs] or [()] * len(places))
+            tokens, _ = self.sample(logits, *sampling)
+            rows = ([()] * len(places), [[t] for t in tokens.tolist()])
         else:
-            path, accepted, out, probs = self.speculator.verify(plan, trees, logits, verification, sampling)
+            path, accepted, out, _ = self.speculator.verify(plan, trees, logits, verification, sampling)
             counts = accepted.tolist()
             rows = tuple(
-                [row[: n + extra] for row, n in zip(t.tolist(), counts, strict=False)] or [()] * len(places)
-                for t, extra in ((path, 0), (out, 1), (probs, 1))
+                [row[: n + extra] for row, n in zip(t.tolist(), counts, strict=True)]
+                for t, extra in ((path, 0), (out, 1))
             )
-        for i, *row in zip(places, *rows, strict=True):
-            paths[i], emitted[i], logprobs[i] = row
+        for i, path, new, first in zip(places, *rows, verification.row_offsets.tolist(), strict=False):
+            paths[i], emitted[i], params = path, new, plan[i].sequence.params
+            if params.logprobs:
+                at = [first, *(first + 1 + node for node in path)]
+                logprobs[i] = logprobs_of(raw[at].cpu(), new, params.top_logprobs)
         return paths, emitted, logprobs
 
     def _compact(self, plan, paths) -> None:

@@ -1,6 +1,5 @@
 """LLM: the public face of the engine. Prompts in, text out."""
 
-import hashlib
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import fields
@@ -15,6 +14,7 @@ from .metrics import Metrics
 from .options import EngineOptions, SpeculationOptions
 from .output import Chunk, Output
 from .sampling_params import SamplingParams
+from .seeds import derived_seed, sample_seed
 from .sequence import Sequence
 from .text import TextStream
 from .threads import bind
@@ -105,21 +105,23 @@ class LLM:
         params: SamplingParams | list[SamplingParams] | None = None,
         on_finish: Callable[[int, Output], None] | None = None,
     ) -> list[Output]:
-        """Answers in the order of the prompts.
+        """Answers in the order of the prompts, the samples of a prompt (SamplingParams.n) one after the other.
 
         prompts: a text (continued as it stands), token ids, the messages of a chat ({"role", "content"}, through the
         chat template), or a list of these. params: for all, or one for each. on_finish(i, output) is called as
-        prompt i is done. Nothing runs before every prompt has been checked; on an exception all are cancelled.
+        answer i is done. Nothing runs before every prompt has been checked; on an exception all are cancelled.
         """
         if _is_one(prompts):
             prompts = [prompts]
         params = list(params) if isinstance(params, (list, tuple)) else [params] * len(prompts)
         if len(params) != len(prompts):
             raise ValueError(f"params: got {len(params)} for {len(prompts)} prompts, wanted one for each")
-        params = [_checked(p) for p in params]
+        params = [self._checked(p) for p in params]
         ids = [self.encode(prompt, f"prompts[{i}]") for i, prompt in enumerate(prompts)]
-        sequences = [self._sequence(*pair) for pair in zip(ids, params, strict=True)]
-        outputs = [None] * len(prompts)
+        samples = [self._samples(*pair) for pair in zip(ids, params, strict=True)]
+        sequences = [s for group in samples for s in group]
+        given = [prompt for prompt, group in zip(prompts, samples, strict=True) for _ in group]
+        outputs = [None] * len(sequences)
         left = list(enumerate(sequences))
         try:
             with self._lock:
@@ -132,8 +134,9 @@ class LLM:
                 if done:
                     left = [(i, s) for i, s in left if not s.finish_reason]
                 for i, s in done:
-                    logprobs = s.logprobs if s.params.logprobs else None
-                    outputs[i] = Output(prompts[i], "".join(s.pieces), s.token_ids, s.finish_reason, logprobs)
+                    logprobs, top = _logprobs(s)
+                    text, index = "".join(s.pieces), s.index
+                    outputs[i] = Output(given[i], text, s.token_ids, s.finish_reason, logprobs, top, index)
                     if on_finish:
                         on_finish(i, outputs[i])
         finally:
@@ -141,31 +144,29 @@ class LLM:
         return outputs
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
-        """The answer to one prompt, piece by piece. Closing the iterator cancels the request."""
-        return self._stream(self._sequence(self.encode(prompt), _checked(params)))
+        """The answer to one prompt, piece by piece; its samples side by side. Closing the iterator cancels them."""
+        return self._stream(self._samples(self.encode(prompt), self._checked(params)))
 
-    def _stream(self, sequence: Sequence) -> Iterator[Chunk]:
-        seen = 0
+    def _stream(self, sequences: list[Sequence]) -> Iterator[Chunk]:
+        seen = dict.fromkeys(range(len(sequences)), 0)  # tokens told, of the samples that go on
         try:
             with self._lock:
-                self.engine.add(sequence)
-            while True:
+                for sequence in sequences:
+                    self.engine.add(sequence)
+            while seen:
                 with self._lock:
-                    if len(sequence.pieces) == seen:
+                    if all(len(sequences[i].pieces) == told for i, told in seen.items()):
                         self._pass()
-                    new = slice(seen, len(sequence.pieces))
-                    logprobs = sequence.logprobs[new] if sequence.params.logprobs else None
-                    chunk = Chunk(
-                        "".join(sequence.pieces[new]), sequence.token_ids[new], logprobs, sequence.finish_reason,
-                        sequence.origins[new], sequence.pieces[new],
-                    )  # fmt: skip
-                if chunk.token_ids:
-                    yield chunk
-                if chunk.finish_reason:
-                    return
-                seen = new.stop
+                    chunks = [_chunk(sequences[i], told) for i, told in seen.items()]
+                for chunk in chunks:
+                    if chunk.finish_reason:
+                        del seen[chunk.index]
+                    else:
+                        seen[chunk.index] += len(chunk.token_ids)
+                    if chunk.token_ids:
+                        yield chunk
         finally:
-            self._cancel([sequence])
+            self._cancel(sequences)
 
     def _pass(self) -> None:
         """One pass, in the thread that holds the lock."""
@@ -179,12 +180,23 @@ class LLM:
             for sequence in sequences:
                 self.engine.cancel(sequence)
 
-    def _sequence(self, ids: list[int], params: SamplingParams) -> Sequence:
+    def _samples(self, ids: list[int], params: SamplingParams) -> list[Sequence]:
         with self._lock:
             seed = derived_seed(self.options.seed, self._requests) if params.seed is None else params.seed
             self._requests += 1
-        text = TextStream(self.tokenizer.detokenizer(), params.stop)
-        return Sequence.start(ids, min(params.max_tokens, self.max_model_len - len(ids)), params, seed, text)
+        room = min(params.max_tokens, self.max_model_len - len(ids))
+        return [Sequence.start(ids, room, params, sample_seed(seed, i), self._text(params), i) for i in range(params.n)]
+
+    def _checked(self, params: SamplingParams | None) -> SamplingParams:
+        if not isinstance(params, (SamplingParams, type(None))):
+            raise TypeError(f"params: got {type(params).__name__}, wanted SamplingParams")
+        last = self.engine.model.config.vocab_size - 1
+        if params and params.logit_bias and max(params.logit_bias) > last:
+            raise ValueError(f"logit_bias: got token {max(params.logit_bias)}, wanted token ids from 0 to {last}")
+        return params or SamplingParams()
+
+    def _text(self, params: SamplingParams) -> TextStream:
+        return TextStream(self.tokenizer.detokenizer(), params.stop)
 
     def encode(self, prompt: Prompt, name: str = "prompt") -> list[int]:
         """The token ids of a prompt. Raises ValueError or TypeError, under that name, for one that cannot be served."""
@@ -225,10 +237,20 @@ def _unicode(text: str, name: str) -> str:
     return text
 
 
-def derived_seed(engine_seed: int, request: int) -> int:
-    """The 63-bit seed of a request that names none: BLAKE2b of both numbers, so that no two share their noise."""
-    digest = hashlib.blake2b(engine_seed.to_bytes(8, "little") + request.to_bytes(8, "little"), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
+def _chunk(s: Sequence, told: int) -> Chunk:
+    """What came after so many tokens."""
+    new = slice(told, len(s.pieces))
+    logprobs, top = _logprobs(s, new)
+    text, ids, pieces = "".join(s.pieces[new]), s.token_ids[new], s.pieces[new]
+    return Chunk(text, ids, logprobs, s.finish_reason, s.origins[new], pieces, top, s.index)
+
+
+def _logprobs(s: Sequence, part: slice = slice(None)) -> tuple[list | None, list | None]:
+    """Of its tokens and of the likeliest, where asked for."""
+    return (
+        s.logprobs[part] if s.params.logprobs else None,
+        s.top_logprobs[part] if s.params.top_logprobs else None,
+    )
 
 
 def _is_one(prompts) -> bool:
@@ -236,9 +258,3 @@ def _is_one(prompts) -> bool:
     if not isinstance(prompts, (list, tuple)):
         return True
     return bool(prompts) and all(isinstance(p, (int, dict)) for p in prompts)
-
-
-def _checked(params: SamplingParams | None) -> SamplingParams:
-    if not isinstance(params, (SamplingParams, type(None))):
-        raise TypeError(f"params: got {type(params).__name__}, wanted SamplingParams")
-    return params or SamplingParams()

@@ -9,7 +9,9 @@ class Output:
 
     prompt: as it was given. text: without special tokens, cut before a stop string. token_ids: every token sampled,
     an end-of-sequence token and the tokens of a stop string included. finish_reason: "stop" (end of sequence or a
-    stop string) or "length" (max_tokens or the end of the context). logprobs: one per token where asked for.
+    stop string) or "length" (max_tokens or the end of the context). logprobs: one per token where asked for;
+    top_logprobs: for each token those of the likeliest in its place, by id, best first. index: which of the samples of
+    a prompt it is.
     """
 
     prompt: object
@@ -17,6 +19,8 @@ class Output:
     token_ids: list[int]
     finish_reason: str
     logprobs: list[float] | None = None
+    top_logprobs: list[dict[int, float]] | None = None
+    index: int = 0
 
 
 @dataclass(frozen=True)
@@ -29,3 +33,5 @@ class Chunk:
     finish_reason: str | None = None  # set in the last chunk
     origins: list[str] | None = None  # of each token: "bonus" (drawn by the target alone), "hit", "fallback", "draft"
     pieces: list[str] | None = None  # of the text, one for each token
+    top_logprobs: list[dict[int, float]] | None = None
+    index: int = 0  # which of the samples of the prompt

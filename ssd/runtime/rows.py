@@ -50,12 +50,12 @@ class RowBuffer:
 
     def fill(self, plan: list[Work], trees: list[Tree | None] | None = None) -> tuple[Batch, tuple, Verification]:
         """The batch; the arguments of `sample` after the logits: temperature, top_k, top_p, min_p, seeds and
-        positions [n], one for each sequence that samples, in the order of the plan, and whether one wants logprobs;
-        and what a verification of the trees (one or None for each sequence of the plan) takes.
+        positions [n], one for each sequence that samples, in the order of the plan, and False, no logprobs; and what a
+        verification of the trees (one or None for each sequence of the plan) takes.
 
         All are views of this buffer: valid until the next fill.
         """
-        row, logit, sampling, logprobs, branching = 0, 0, 0, False, False
+        row, logit, sampling, branching = 0, 0, 0, False
         for i, work in enumerate(plan):
             sequence, count = work
             begin, end = sequence.num_cached, sequence.num_cached + count
@@ -76,7 +76,6 @@ class RowBuffer:
                 self._np_min_p[sampling] = params.min_p
                 self._np_seeds[sampling] = sequence.seed
                 self._np_sampled_at[sampling] = end
-                logprobs |= params.logprobs
                 if nodes:
                     self._np_ids[row : row + nodes] = self._np_tokens[sampling, :nodes] = tree.tokens
                     self._np_positions[row : row + nodes] = tree.depth
@@ -90,7 +89,7 @@ class RowBuffer:
             self._np_row_offsets[i + 1] = row
         if branching:
             self._fill_mask(plan, trees)
-        shape = (row, len(plan), logit, sampling, logprobs, branching)
+        shape = (row, len(plan), logit, sampling, branching)
         if shape != self._shape:  # decoding goes on with the same views
             self._shape, self._views = shape, self._view(*shape)
         return self._views
@@ -105,7 +104,7 @@ class RowBuffer:
             self._np_mask[row : row + len(bits)] = words(bits, 1)
             row += len(bits)
 
-    def _view(self, rows: int, sequences: int, logits: int, sampling: int, logprobs: bool, branching: bool):
+    def _view(self, rows: int, sequences: int, logits: int, sampling: int, branching: bool):
         batch = Batch(
             ids=self._ids[:rows],
             positions=self._positions[:rows],
@@ -119,4 +118,4 @@ class RowBuffer:
         arguments = (self._temperature, self._top_k, self._top_p, self._min_p, self._seeds, self._sampled_at)
         offsets = self._logit_offsets[: sampling + 1]
         verification = Verification(offsets, self._tokens[:sampling], self._parents[:sampling])
-        return batch, (*(t[:sampling] for t in arguments), logprobs), verification
+        return batch, (*(t[:sampling] for t in arguments), False), verification

@@ -1,7 +1,9 @@
 """What a request may ask of sampling and of stopping."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
+from types import MappingProxyType
 
 
 def check_number(name: str, value, wanted: str, ok) -> None:
@@ -24,9 +26,17 @@ class SamplingParams:
 
     temperature: 0 takes the most probable token, lowest id first. The filters apply in the order top_k (0: off),
     top_p in (0, 1] (1: off), min_p in [0, 1) (0: off). seed in [0, 2^63), or None for one that the engine derives.
+    n: samples of a prompt; sample 0 has the seed, sample i that of ssd.runtime.seeds.sample_seed(seed, i).
     max_tokens: new tokens at most. stop: a string or several; the text ends before the first one to be complete.
     ignore_eos: an end-of-sequence token is a token like any other. logprobs: keep the log-probability of each token
-    under the raw distribution (temperature 1, no filter). Raises ValueError or TypeError naming the field.
+    under the raw distribution (the model's logits as they are: nothing below, temperature 1, no filter);
+    top_logprobs, 0 to 20: also those of so many most probable tokens of each position.
+
+    What changes logits, in this order: logit_bias, {token id: number in [-100, 100]}, is added; repetition_penalty, in
+    [0.01, 100] (1: off), divides positive logits of tokens of prompt and answer by it and multiplies negative ones;
+    frequency_penalty, in [-2, 2], is subtracted once for each time that a token is in the answer, presence_penalty, in
+    [-2, 2], once if it is there at all. All are functions of the tokens before, so speculation changes nothing.
+    Raises ValueError or TypeError naming the field.
     """
 
     temperature: float = 0.0
@@ -38,6 +48,12 @@ class SamplingParams:
     stop: str | tuple[str, ...] = ()
     ignore_eos: bool = False
     logprobs: bool = False
+    top_logprobs: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] | None = None
+    n: int = 1
 
     def __post_init__(self):
         check_number("temperature", self.temperature, "a finite number, at least 0", lambda x: 0 <= x < float("inf"))
@@ -45,12 +61,32 @@ class SamplingParams:
         check_number("min_p", self.min_p, "a number in [0, 1)", lambda x: 0 <= x < 1)
         check_integer("top_k", self.top_k, "0 (off) or more, below 2^31", lambda x: 0 <= x < 2**31)
         check_integer("max_tokens", self.max_tokens, "at least 1", lambda x: x >= 1)
+        check_integer("n", self.n, "1 to 128", lambda x: 1 <= x <= 128)
+        check_integer("top_logprobs", self.top_logprobs, "0 to 20", lambda x: 0 <= x <= 20)
+        for name in ("presence_penalty", "frequency_penalty"):
+            check_number(name, getattr(self, name), "a number in [-2, 2]", lambda x: -2 <= x <= 2)
+        check_number("repetition_penalty", self.repetition_penalty, "0.01 to 100", lambda x: 0.01 <= x <= 100)
         if self.seed is not None:
             check_integer("seed", self.seed, "0 <= seed < 2^63", lambda x: 0 <= x < 2**63)
-        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
-        if not isinstance(stop, (tuple, list)) or not all(isinstance(text, str) for text in stop):
-            raise TypeError(f"stop: got {stop!r}, wanted a string or several")
-        for text in stop:
-            if not text:
-                raise ValueError("stop: got an empty string, wanted at least one character")
-        object.__setattr__(self, "stop", tuple(stop))
+        object.__setattr__(self, "stop", _texts(self.stop))
+        object.__setattr__(self, "logprobs", self.logprobs or self.top_logprobs > 0)
+        object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
+
+
+def _texts(stop) -> tuple[str, ...]:
+    stop = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(stop, (tuple, list)) or not all(isinstance(text, str) for text in stop):
+        raise TypeError(f"stop: got {stop!r}, wanted a string or several")
+    if "" in stop:
+        raise ValueError("stop: got an empty string, wanted at least one character")
+    return tuple(stop)
+
+
+def _bias(bias) -> Mapping[int, float] | None:
+    """In a form that cannot change, by ascending id; None for none."""
+    if bias is not None and not isinstance(bias, Mapping):
+        raise TypeError(f"logit_bias: got {type(bias).__name__}, wanted a mapping from token id to number")
+    for token, value in (bias or {}).items():
+        check_integer("logit_bias", token, "token ids from 0", lambda x: x >= 0)
+        check_number("logit_bias", value, "numbers in [-100, 100]", lambda x: -100 <= x <= 100)
+    return MappingProxyType({int(t): float(v) for t, v in sorted(bias.items())}) if bias else None

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from .logits import shapers_of
+from .logprobs import Logprobs
 from .sampling_params import SamplingParams
 from .text import TextStream
 
@@ -27,20 +29,30 @@ class Sequence:
     page_row: np.ndarray | None = None  # int32 [pages]
     slots: np.ndarray | None = None  # int64 [pages * page_size]: physical slot of each index
     pieces: list[str] = field(default_factory=list)  # text released by each sampled token
+    shapers: list = field(default_factory=list)  # what changes its logits, see logits.py
     logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[dict[int, float]] = field(default_factory=list)
     origins: list[str] = field(default_factory=list)  # of each sampled token: "bonus", or that of its Tree
     finish_reason: str | None = None
+    index: int = 0  # which of the samples of its prompt
 
     @classmethod
-    def start(cls, prompt_ids, max_tokens: int, params: SamplingParams, seed: int, stream: TextStream) -> "Sequence":
+    def start(
+        cls, prompt_ids, max_tokens: int, params: SamplingParams, seed: int, stream: TextStream, index=0
+    ) -> "Sequence":
         tokens = np.empty(len(prompt_ids) + max_tokens, np.int64)
         tokens[: len(prompt_ids)] = prompt_ids
-        return cls(params, seed, tokens, len(prompt_ids), stream, len(prompt_ids))
+        shapers = shapers_of(params, tokens[: len(prompt_ids)], max_tokens)
+        return cls(params, seed, tokens, len(prompt_ids), stream, len(prompt_ids), shapers=shapers, index=index)
+
+    @property
+    def answer(self) -> np.ndarray:
+        """The tokens sampled so far."""
+        return self.tokens[self.prompt_len : self.num_tokens]
 
     @property
     def token_ids(self) -> list[int]:
-        """The tokens sampled so far."""
-        return self.tokens[self.prompt_len : self.num_tokens].tolist()
+        return self.answer.tolist()
 
     @property
     def decoding(self) -> bool:
@@ -52,12 +64,14 @@ class Sequence:
         self.page_row = np.asarray(pages, np.int32)
         self.slots = (self.page_row[:, None].astype(np.int64) * page_size + np.arange(page_size)).ravel()
 
-    def append(self, token: int, logprob: float | None, eos_ids: frozenset[int], origin: str = "bonus") -> None:
+    def append(self, token: int, logprobs: Logprobs | None, eos_ids: frozenset[int], origin: str = "bonus") -> None:
         """One more token with the text that it releases, and the end of the request where this token is the last."""
         self.tokens[self.num_tokens] = token
         self.num_tokens += 1
         if self.params.logprobs:
-            self.logprobs.append(logprob)
+            own, likeliest = logprobs
+            self.logprobs.append(own)
+            self.top_logprobs.append(likeliest)
         ends = token in eos_ids and not self.params.ignore_eos
         piece = "" if ends else self.stream.add(token)
         full = self.num_tokens == len(self.tokens)

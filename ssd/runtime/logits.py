@@ -1,0 +1,97 @@
+"""What requests change in the target's logits before a token is drawn. All of it is a function of the tokens before,
+so a row of a speculation is changed by the confirmed tokens and the path above it, whatever else is verified."""
+
+import numpy as np
+import torch
+
+from .sampling_params import SamplingParams
+from .tree import Tree
+
+
+class Penalties:
+    """logit_bias and the penalties of one request, on the columns that they touch.
+
+    prompt: its token ids; room: the most tokens of the answer.
+    """
+
+    def __init__(self, params: SamplingParams, prompt: np.ndarray, room: int):
+        self.repetition = np.float32(params.repetition_penalty)
+        self.frequency, self.presence = np.float32(params.frequency_penalty), np.float32(params.presence_penalty)
+        self.counts_tokens = self.repetition != 1 or self.frequency != 0 or self.presence != 0
+        bias, prompt = params.logit_bias or {}, np.unique(prompt[: len(prompt) if self.repetition != 1 else 0])
+        known = np.union1d(prompt, np.array([*bias], np.int64))
+        size = len(known) + room
+        self.ids, self.bias = np.zeros(size, np.int64), np.zeros(size, np.float32)
+        self.count, self.in_prompt = np.zeros(size, np.float32), np.zeros(size, bool)
+        self.ids[: len(known)], self.in_prompt[: len(known)] = known, np.isin(known, prompt)
+        self.column = {token: i for i, token in enumerate(known.tolist())}
+        for token, value in bias.items():
+            self.bias[self.column[token]] = value
+        self.answered = 0  # tokens of the answer that count
+
+    def __call__(self, rows: np.ndarray, answer: np.ndarray, paths: list[list[int]]) -> None:
+        """Change logits float32 [n, vocab] in place. answer: the confirmed tokens so far; paths: of each row the tokens
+        that come after them."""
+        if self.counts_tokens:
+            for token in answer[self.answered :].tolist():
+                column = self.column.setdefault(token, len(self.column))
+                self.ids[column] = token
+                self.count[column] += 1
+            self.answered = len(answer)
+        known = len(self.column)
+        guessed = {t for path in paths for t in path} - self.column.keys() if self.counts_tokens else ()
+        guessed = {token: known + i for i, token in enumerate(guessed)}
+        ids = np.concatenate([self.ids[:known], np.fromiter(guessed, np.int64)])
+        count = np.zeros((len(rows), len(ids)), np.float32)
+        count[:, :known] = self.count[:known]
+        if self.counts_tokens:
+            for row, path in enumerate(paths):
+                for token in path:
+                    count[row, guessed[token] if token in guessed else self.column[token]] += 1
+        x = rows[:, ids]
+        x[:, :known] += self.bias[:known]
+        if self.repetition != 1:
+            seen = count > 0
+            seen[:, :known] |= self.in_prompt[:known]
+            x = np.where(seen, np.where(x > 0, x / self.repetition, x * self.repetition), x)
+        if self.frequency:
+            x -= self.frequency * count
+        if self.presence:
+            x -= self.presence * (count > 0)
+        rows[:, ids] = x
+
+
+def shapers_of(params: SamplingParams, prompt: np.ndarray, room: int) -> list:
+    """What a request asks to be done to its logits, in order."""
+    plain = (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (0, 0, 1)
+    return [] if plain and not params.logit_bias else [Penalties(params, prompt, room)]
+
+
+def paths_of(tree: Tree | None) -> list[list[int]]:
+    """For the root and each node the tokens from below the root down to it."""
+    paths = [[]]
+    for token, parent in zip(tree.tokens, tree.parents, strict=True) if tree else ():
+        paths.append([*paths[parent + 1], token])
+    return paths
+
+
+def shape(plan, trees, logits: torch.Tensor, row_offsets: torch.Tensor) -> torch.Tensor:
+    """Change in place the rows of the sequences that ask for it. Returns the logits as they were, a copy only where
+    somebody wants to know."""
+    shaped = [work.sequence for work in plan if work.samples and work.sequence.shapers]
+    if not shaped:
+        return logits
+    raw = logits.clone() if any(sequence.params.logprobs for sequence in shaped) else logits
+    offsets = iter(row_offsets.tolist())
+    for work, tree in zip(plan, trees, strict=True):
+        sequence = work.sequence
+        begin = next(offsets) if work.samples else None
+        if begin is None or not sequence.shapers:
+            continue
+        rows, paths = logits[begin : begin + 1 + len(tree or ())], paths_of(tree)
+        host = rows.cpu()  # on the CPU the same memory
+        for shaper in sequence.shapers:
+            shaper(host.numpy(), sequence.answer, paths)
+        if host.device != rows.device:
+            rows.copy_(host)
+    return raw
