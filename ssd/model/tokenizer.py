@@ -73,6 +73,10 @@ class Tokenizer:
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
+    def json(self) -> str:
+        """tokenizer.json as it is in use, for other libraries."""
+        return self.backend.to_str()
+
     def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
         """For text that grows token by token: add(id) and finish() return what is complete."""
         return Detokenizer(self._bytes, skip_special_tokens)

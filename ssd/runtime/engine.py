@@ -7,7 +7,7 @@ import torch
 from ssd import kernels
 from ssd.model.kv_cache import BlockAllocator
 
-from .logits import shape
+from .logits import shape, trim
 from .logprobs import logprobs_of
 from .metrics import Metrics
 from .rows import RowBuffer
@@ -57,6 +57,7 @@ class Engine:
         prefill_rows = sum(work.count for work in plan if not work.sequence.decoding)
         with torch.inference_mode():
             trees = self.speculator.propose(plan) if self.speculator else [None] * len(plan)
+            trim(plan, trees)
             proposed = perf_counter()
             batch, sampling, verification = self._rows.fill(plan, trees)
             filled = perf_counter()

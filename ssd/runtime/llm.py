@@ -10,6 +10,7 @@ from ssd import kernels
 
 from .assembly import load_drafts, make_speculator, verify_cores
 from .engine import Engine
+from .grammar import Grammars
 from .metrics import Metrics
 from .options import EngineOptions, SpeculationOptions
 from .output import Chunk, Output
@@ -63,6 +64,7 @@ class LLM:
             kv_tokens=kv_tokens, prefill_chunk=options.prefill_chunk, speculator=speculator,
             nodes=speculation.nodes if speculator else 0,
         )  # fmt: skip
+        self.grammars = Grammars(tokenizer, self.engine.eos_ids, model.config.vocab_size)
         self._lock = threading.Lock()
         self._bound = threading.local()
         self._requests = 0
@@ -116,7 +118,7 @@ class LLM:
         params = list(params) if isinstance(params, (list, tuple)) else [params] * len(prompts)
         if len(params) != len(prompts):
             raise ValueError(f"params: got {len(params)} for {len(prompts)} prompts, wanted one for each")
-        params = [self._checked(p) for p in params]
+        params = [self.check(p) for p in params]
         ids = [self.encode(prompt, f"prompts[{i}]") for i, prompt in enumerate(prompts)]
         samples = [self._samples(*pair) for pair in zip(ids, params, strict=True)]
         sequences = [s for group in samples for s in group]
@@ -145,7 +147,7 @@ class LLM:
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
         """The answer to one prompt, piece by piece; its samples side by side. Closing the iterator cancels them."""
-        return self._stream(self._samples(self.encode(prompt), self._checked(params)))
+        return self._stream(self._samples(self.encode(prompt), self.check(params)))
 
     def _stream(self, sequences: list[Sequence]) -> Iterator[Chunk]:
         seen = dict.fromkeys(range(len(sequences)), 0)  # tokens told, of the samples that go on
@@ -185,18 +187,23 @@ class LLM:
             seed = derived_seed(self.options.seed, self._requests) if params.seed is None else params.seed
             self._requests += 1
         room = min(params.max_tokens, self.max_model_len - len(ids))
-        return [Sequence.start(ids, room, params, sample_seed(seed, i), self._text(params), i) for i in range(params.n)]
+        samples = []
+        for i in range(params.n):
+            text = TextStream(self.tokenizer.detokenizer(), params.stop)
+            samples.append(Sequence.start(ids, room, params, sample_seed(seed, i), text, i))
+            samples[-1].shapers += filter(None, [self.grammars.start(params)])
+        return samples
 
-    def _checked(self, params: SamplingParams | None) -> SamplingParams:
+    def check(self, params: SamplingParams | None) -> SamplingParams:
+        """The same, or the default. Raises ValueError, TypeError or ImportError for what this model cannot serve."""
         if not isinstance(params, (SamplingParams, type(None))):
             raise TypeError(f"params: got {type(params).__name__}, wanted SamplingParams")
         last = self.engine.model.config.vocab_size - 1
         if params and params.logit_bias and max(params.logit_bias) > last:
             raise ValueError(f"logit_bias: got token {max(params.logit_bias)}, wanted token ids from 0 to {last}")
-        return params or SamplingParams()
-
-    def _text(self, params: SamplingParams) -> TextStream:
-        return TextStream(self.tokenizer.detokenizer(), params.stop)
+        params = params or SamplingParams()
+        self.grammars.start(params)
+        return params
 
     def encode(self, prompt: Prompt, name: str = "prompt") -> list[int]:
         """The token ids of a prompt. Raises ValueError or TypeError, under that name, for one that cannot be served."""

@@ -4,6 +4,9 @@ so a row of a speculation is changed by the confirmed tokens and the path above 
 import numpy as np
 import torch
 
+from ssd.kernels import Kind
+
+from .grammar import Mask
 from .sampling_params import SamplingParams
 from .tree import Tree
 
@@ -73,6 +76,19 @@ def paths_of(tree: Tree | None) -> list[list[int]]:
     for token, parent in zip(tree.tokens, tree.parents, strict=True) if tree else ():
         paths.append([*paths[parent + 1], token])
     return paths
+
+
+def trim(plan, trees) -> None:
+    """Take the end of each tree that the request's grammar refuses out of the verification. Nodes keep their numbers;
+    those that were sampled stay where their parent does, for the rule of rejection looks at them."""
+    for work, tree in zip(plan, trees, strict=True):
+        shapers = work.sequence.shapers if tree else ()
+        masks = [shaper for shaper in shapers if isinstance(shaper, Mask)]
+        for mask in masks:
+            keep = [mask.allows(work.sequence.answer, path) for path in paths_of(tree)[1:]]
+            if tree.kind == Kind.SAMPLED:
+                keep = [parent < 0 or keep[parent] for parent in tree.parents]
+            tree.cut(max((i + 1 for i, kept in enumerate(keep) if kept), default=0))
 
 
 def shape(plan, trees, logits: torch.Tensor, row_offsets: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """What a request may ask of sampling and of stopping."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -29,8 +30,12 @@ class SamplingParams:
     n: samples of a prompt; sample 0 has the seed, sample i that of ssd.runtime.seeds.sample_seed(seed, i).
     max_tokens: new tokens at most. stop: a string or several; the text ends before the first one to be complete.
     ignore_eos: an end-of-sequence token is a token like any other. logprobs: keep the log-probability of each token
-    under the raw distribution (the model's logits as they are: nothing below, temperature 1, no filter);
+    under the raw distribution (the model's logits as they are: no grammar, nothing below, temperature 1, no filter);
     top_logprobs, 0 to 20: also those of so many most probable tokens of each position.
+
+    json_object: the answer is a JSON object; json_schema: JSON of that schema (its text or the object itself); regex:
+    the answer matches a regular expression, whole. One of the three, by the package llguidance; the answer ends where
+    its grammar does, or is cut by max_tokens.
 
     What changes logits, in this order: logit_bias, {token id: number in [-100, 100]}, is added; repetition_penalty, in
     [0.01, 100] (1: off), divides positive logits of tokens of prompt and answer by it and multiplies negative ones;
@@ -54,6 +59,9 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] | None = None
     n: int = 1
+    json_object: bool = False
+    json_schema: str | dict | bool | None = None
+    regex: str | None = None
 
     def __post_init__(self):
         check_number("temperature", self.temperature, "a finite number, at least 0", lambda x: 0 <= x < float("inf"))
@@ -71,6 +79,28 @@ class SamplingParams:
         object.__setattr__(self, "stop", _texts(self.stop))
         object.__setattr__(self, "logprobs", self.logprobs or self.top_logprobs > 0)
         object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
+        object.__setattr__(self, "json_schema", _schema(self.json_schema))
+        if not isinstance(self.regex, (str, type(None))):
+            raise TypeError(f"regex: got {type(self.regex).__name__}, wanted a regular expression as a text")
+        grammars = [bool(self.json_object), self.json_schema is not None, self.regex is not None]
+        if sum(grammars) > 1:
+            raise ValueError("json_object, json_schema, regex: got more than one of them, wanted one")
+        if any(grammars) and self.ignore_eos:
+            raise ValueError("ignore_eos: got True beside a grammar, whose answer ends where the grammar does")
+
+
+def _schema(schema) -> str | None:
+    """As text."""
+    if schema is None:
+        return None
+    try:
+        value = json.loads(schema) if isinstance(schema, str) else schema
+        text = json.dumps(value)
+    except (ValueError, TypeError, RecursionError) as e:
+        raise ValueError(f"json_schema: got {schema!r}, which is no JSON: {e}") from None
+    if not isinstance(value, (dict, bool)):
+        raise TypeError(f"json_schema: got {type(value).__name__}, wanted an object, as itself or as JSON text")
+    return text
 
 
 def _texts(stop) -> tuple[str, ...]:

@@ -41,6 +41,11 @@ class Tree:
         self.rank.append(rank)
         return node
 
+    def cut(self, count: int) -> None:
+        """Keep the first so many nodes."""
+        for values in (self.tokens, self.parents, self.depth, self.bits, self.score, self.rank):
+            del values[count:]
+
     @property
     def is_chain(self) -> bool:
         return all(parent == i - 1 for i, parent in enumerate(self.parents))

@@ -1,0 +1,110 @@
+"""Answers that keep to a grammar: JSON, JSON of a schema, or a regular expression, by llguidance."""
+
+from functools import lru_cache
+
+import numpy as np
+
+from .sampling_params import SamplingParams
+
+ANY_OBJECT = '{"type": "object"}'
+WHITESPACE = r"[ \n\r\t]{1,20}"  # between the tokens of JSON: a model can indent, and cannot go on with it for ever
+
+
+class Grammars:
+    """Grammars for one tokenizer. eos_ids: end-of-sequence tokens, allowed where a grammar may end; vocab: logits of a
+    row."""
+
+    def __init__(self, tokenizer, eos_ids: frozenset[int], vocab: int):
+        self.tokenizer, self.eos_ids, self.vocab = tokenizer, eos_ids, vocab
+        self._library = self._tokens = None
+        self._compiled = lru_cache(16)(self._compile)
+
+    def start(self, params: SamplingParams) -> "Mask | None":
+        """What a request asks for, None for nothing. Raises ValueError for what is no grammar or none that this model
+        can keep to, ImportError where llguidance is missing."""
+        for name, text in asked_for(params).items():
+            return Mask(self._compiled(name, text).deep_copy(), self.eos_ids, self.vocab)
+        return None
+
+    def _compile(self, name: str, text: str):
+        if self._library is None:
+            self._load(name)
+        matcher = self._library.LLMatcher
+        if name == "regex":
+            grammar = matcher.grammar_from_regex(text)
+        else:
+            grammar = matcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": WHITESPACE})
+        failed, messages = matcher.validate_grammar_with_warnings(grammar, self._tokens)
+        if failed:
+            raise ValueError(f"{name}: got {text}, which is refused: {' '.join(messages[0].split())}")
+        return matcher(self._tokens, grammar, log_level=0)
+
+    def _load(self, name: str) -> None:
+        if not self.eos_ids:
+            raise ValueError(f"{name}: wanted a model with an end-of-sequence token, to end the answer with")
+        try:
+            import llguidance
+        except ImportError:
+            raise ImportError(f"{name}: wants the package llguidance (pip install llguidance)") from None
+        self._tokens = llguidance.LLTokenizer(self.tokenizer.json(), n_vocab=self.vocab, eos_token=sorted(self.eos_ids))
+        self._library = llguidance
+
+
+def asked_for(params: SamplingParams) -> dict[str, str]:
+    """The field that asks for a grammar and its text."""
+    found = {"json_object": ANY_OBJECT if params.json_object else None}
+    found |= {"json_schema": params.json_schema, "regex": params.regex}
+    return {name: text for name, text in found.items() if text is not None}
+
+
+class Mask:
+    """Sets logits of what the grammar of one request refuses to -inf.
+
+    matcher: llguidance.LLMatcher where the answer begins. A row that follows a refused token stays as it is: no walk
+    comes there. Where nothing at all is allowed, which some grammar cannot help with some vocabulary, the answer ends.
+    """
+
+    def __init__(self, matcher, eos_ids: frozenset[int], vocab: int):
+        self.eos_ids, self.vocab = eos_ids, vocab
+        self.answered = 0
+        self.states = {(): matcher}  # by the tokens behind the confirmed ones; None: refused
+
+    def copy(self) -> "Mask":
+        other = Mask(self.states[()].deep_copy(), self.eos_ids, self.vocab)
+        other.answered = self.answered
+        return other
+
+    def __call__(self, rows: np.ndarray, answer: np.ndarray, paths: list[list[int]]) -> None:
+        """As Penalties."""
+        self._confirm(answer)
+        for row, path in zip(rows, paths, strict=True):
+            state = self._state(tuple(path))
+            if state is not None:
+                allowed = np.frombuffer(state.compute_bitmask(), np.uint8)
+                allowed = np.unpackbits(allowed, bitorder="little", count=self.vocab).view(bool)
+                if not allowed.any():
+                    allowed[list(self.eos_ids)] = True
+                row[~allowed] = -np.inf
+
+    def allows(self, answer: np.ndarray, path: list[int]) -> bool:
+        """Whether the tokens of a path may follow the answer; an end-of-sequence token only as the last one."""
+        self._confirm(answer)
+        *above, last = path
+        if last in self.eos_ids:
+            state = self._state(tuple(above))
+            return state is not None and state.is_accepting()
+        return self._state(tuple(path)) is not None
+
+    def _confirm(self, answer: np.ndarray) -> None:
+        new = answer[self.answered :].tolist()
+        if new:
+            self.states = {(): self.states[()]}
+            self.states[()].try_consume_tokens(new)
+            self.answered = len(answer)
+
+    def _state(self, path: tuple[int, ...]):
+        if path not in self.states:
+            above = self._state(path[:-1])
+            state = above.deep_copy() if above is not None and path[-1] not in self.eos_ids else None
+            self.states[path] = state if state is not None and state.try_consume_tokens([path[-1]]) else None
+        return self.states[path]
