@@ -16,6 +16,7 @@ DEFAULT_TARGET = "SmolLM2-135M-Instruct"
 SPECULATION = (
     "mode",
     "draft",
+    "draft_device",
     "k",
     "tree_width",
     "draft_dtype",
@@ -81,6 +82,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
     p.add_argument("--ignore-eos", action="store_true", help="go on after the end of the answer")
     p.add_argument("--batch", type=int, metavar="N", help="prompts of a file that decode together (8)")
+    p.add_argument("--device", default="cpu", metavar="D", help="of the target: cpu, cuda or cuda:N (%(default)s)")
+    p.add_argument("--draft-device", metavar="D", help="of the draft (that of the target)")
     p.add_argument("--threads", metavar="N|CORES", help="a number of threads, or cores such as 0,2 or 4-7 (all cores)")
     p.add_argument("--trace", metavar="FILE", help="write what both lanes did when, for ui.perfetto.dev")
     p.add_argument(
@@ -142,7 +145,9 @@ def run(args) -> int:
         batch = min(8 if args.batch is None else args.batch, len(prompts))
         speculation = {name: getattr(args, name) for name in SPECULATION}
         speculation["draft_threads"] = threads(args.draft_threads, "--draft-threads")
-        llm = LLM(args.target, args.dtype, max_batch=batch, threads=cores, seed=args.seed, **speculation)
+        llm = LLM(
+            args.target, args.dtype, max_batch=batch, threads=cores, seed=args.seed, device=args.device, **speculation
+        )
         ids = [llm.encode(p if args.raw else [{"role": "user", "content": p}], where) for where, p in prompts]
     trace = llm.trace() if args.trace else None
     begin = time.perf_counter()

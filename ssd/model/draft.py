@@ -31,14 +31,18 @@ class Draft(Llama):
     """
 
     @classmethod
-    def load(cls, folder: str | Path, target: Llama, dtype: str = "bf16") -> "Draft":
-        """The draft of a folder for a target, on its device, with its positions as far as its own context goes.
+    def load(
+        cls, folder: str | Path, target: Llama, dtype: str = "bf16", device: str | torch.device | None = None
+    ) -> "Draft":
+        """The draft of a folder for a target, on a device (default: the target's), its positions as far as its own
+        context goes.
 
         Raises ValueError (one sentence) as Llama.load does, and where draft and target do not fit together.
         """
         if dtype not in DTYPES:
             raise ValueError(f"dtype: got {dtype!r}, wanted one of {', '.join(DTYPES)}")
         folder, wide = Path(folder), target.config
+        device = target.device if device is None else torch.device(device)
         raw = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
         eagle = raw.get("architectures") == [EAGLE3]
         config = LlamaConfig.from_dict(raw | {"architectures": None, "model_type": "llama"}) if eagle else None
@@ -60,9 +64,8 @@ class Draft(Llama):
                     f"draft {folder} has no {EMBEDDING} and a hidden size of {config.hidden_size}: to share the "
                     f"target's embedding, {wide.hidden_size} is wanted"
                 )
-            embedding = target.weights.embedding.to(embedding_dtype)
+            embedding = target.weights.embedding.to(device, embedding_dtype)
             shapes.pop(EMBEDDING)
-        device = target.cos.device
 
         def pack(w):
             return kernels.pack_linear(w.to(device), dtype)

@@ -64,10 +64,14 @@ class Llama:
         model.flash_attn = call
         return model
 
+    @property
+    def device(self) -> torch.device:
+        return self.cos.device
+
     def new_kv_cache(self, num_pages: int, page_size: int = 16) -> KVCache:
         """k, v [layers, num_pages, page_size, kv heads, head_dim]."""
         c, kv_dtype = self.config, torch.float32 if self.dtype == "fp32" else torch.bfloat16
-        return KVCache(c.num_layers, num_pages, page_size, c.num_kv_heads, c.head_dim, kv_dtype, self.cos.device)
+        return KVCache(c.num_layers, num_pages, page_size, c.num_kv_heads, c.head_dim, kv_dtype, self.device)
 
     def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
         """Logits float32 [len(batch.logit_rows), vocab]; K and V of the rows are stored at batch.slots."""

@@ -6,6 +6,7 @@ from ssd.model.hub import cache_folder
 from .auto import Auto
 from .candidates import Coupled, Sampled
 from .costs import costs_of, kept, pair
+from .device import device_of, place_of
 from .draft_lane import DraftLane
 from .drafting import DraftRunner, ModelProposer
 from .fan_out import FanOut
@@ -26,7 +27,8 @@ def load_drafts(options: SpeculationOptions, target: str | None, model) -> tuple
 
     draft, backup = load_draft(options, target, model), None
     if options.backup_draft:
-        backup = Draft.load(hub.resolve(options.backup_draft), model, options.draft_dtype or DRAFT_DTYPE)
+        folder = hub.resolve(options.backup_draft)
+        backup = Draft.load(folder, model, options.draft_dtype or DRAFT_DTYPE, options.draft_device)
     return draft, backup
 
 
@@ -42,19 +44,23 @@ def load_draft(options: SpeculationOptions, target: str | None, model) -> Draft 
         return "ngram"
     if folder is None:
         raise ValueError(f"draft: none comes with {target}, wanted a folder, the id of a model, or ngram")
-    return Draft.load(folder, model, options.draft_dtype or DRAFT_DTYPE)
+    return Draft.load(folder, model, options.draft_dtype or DRAFT_DTYPE, options.draft_device)
 
 
 def verify_cores(speculation: SpeculationOptions, options: EngineOptions) -> list[int] | None:
-    """Cores of the thread that runs the target, None for the kernels' default. With a draft lane and nothing said, the
-    last core of the process is the draft's and the others are the target's."""
-    if speculation.mode == "ssd" and options.threads is None and len(CORES) > 1:
+    """Cores of the thread that runs the target, None for the kernels' default. With a draft lane on the CPU too and
+    nothing said, the last core of the process is the draft's and the others are the target's."""
+    beside = device_of(speculation.draft_device or options.device).type == "cpu"
+    if speculation.mode == "ssd" and options.threads is None and len(CORES) > 1 and beside:
         return list(CORES[:-1])
     return cores_of(options.threads)
 
 
-def draft_cores(speculation: SpeculationOptions) -> list[int]:
-    return [CORES[-1]] if speculation.draft_threads is None else cores_of(speculation.draft_threads)
+def draft_cores(speculation: SpeculationOptions, model) -> list[int]:
+    """Of a draft lane on the CPU: the last core, or all but the first where the target is on a GPU."""
+    if speculation.draft_threads is not None:
+        return cores_of(speculation.draft_threads)
+    return [CORES[-1]] if model.device.type == "cpu" else list(CORES[1:] or CORES)
 
 
 def make_speculator(speculation: SpeculationOptions, options: EngineOptions, drafts, model, max_len: int):
@@ -67,12 +73,15 @@ def make_speculator(speculation: SpeculationOptions, options: EngineOptions, dra
     if speculation.mode == "ssd":
         return make_lanes(speculation, options, draft, backup, model, max_len)
     sd = make_sd(speculation, options, draft, max_len)
-    if speculation.mode == "sd" or draft == "ngram" or len(CORES) < 2 or options.threads not in (None, len(CORES)):
+    if speculation.mode == "sd" or draft == "ngram" or speculation.verify == "rejection":
         return sd
-    if speculation.verify == "rejection":
+    drafting = draft_cores(speculation, model)
+    if model.device.type != "cpu" or draft.device.type != "cpu":
+        together = apart = cores_of(options.threads)
+    elif len(CORES) < 2 or options.threads not in (None, len(CORES)):
         return sd
-    together = cores_of(options.threads) or [-1] * len(CORES)
-    apart, drafting = list(CORES[:-1]), draft_cores(speculation)
+    else:
+        together, apart = cores_of(options.threads) or [-1] * len(CORES), list(CORES[:-1])
     costs = costs_of(model, draft, together, apart, drafting, cache_folder())
     lanes = make_lanes(speculation, options, draft, backup, model, max_len)
     cores = {"sd": together, "ssd": apart}
@@ -90,8 +99,9 @@ def make_sd(speculation: SpeculationOptions, options: EngineOptions, draft, max_
         proposer = NgramProposer()
     else:
         proposer = ModelProposer(
-            draft, make_rule(speculation), max_batch=options.max_batch, max_len=max_len, nodes=policy.nodes
-        )
+            draft, make_rule(speculation), max_batch=options.max_batch, max_len=max_len, nodes=policy.nodes,
+            place=place_of(draft),
+        )  # fmt: skip
     return Speculator(proposer, policy, rejection)
 
 
@@ -106,19 +116,20 @@ def lanes_of(speculation: SpeculationOptions, options: EngineOptions, draft: Dra
     own = kept(cache_folder(), "history", pair(model, draft))  # or what came with the draft
     fan_out = FanOut.read([] if speculation.lockstep else [own, draft.folder / "history.json"], speculation.fan_out)
     feature_bytes = 4 * draft.feature_width
-    cores, rejection = draft_cores(speculation), speculation.verify == "rejection"
+    place, rejection = place_of(draft, draft_cores(speculation, model)), speculation.verify == "rejection"
 
     def start(requests, wants):
         cache = SpeculationCache(
             slots, budget, nodes, vocab=model.config.vocab_size, log=max_len, feature_bytes=feature_bytes,
             q_width=draft.vocab if rejection else 0,
         )  # fmt: skip
-        runner = DraftRunner(draft, max_batch=slots, max_len=max_len, nodes=nodes + budget * (1 + nodes))
-        sizes = {"depth": depth, "width": width, "budget": budget, "cores": cores}
+        runner = DraftRunner(draft, max_batch=slots, max_len=max_len, nodes=nodes + budget * (1 + nodes), place=place)
+        sizes = {"depth": depth, "width": width, "budget": budget}
         return cache, DraftLane(runner, make_rule(speculation), cache, requests, wants, fan_out, **sizes)
 
     return Lanes(
         start, slots=slots, layers=draft.feature_layers, width=draft.feature_width, depth=depth,
         vocab=model.config.vocab_size, fallback=NgramProposer(), lockstep=speculation.lockstep,
-        rejection=rejection, ids=draft.ids, history=None if speculation.lockstep else (fan_out, own),
+        rejection=rejection, ids=None if draft.ids is None else draft.ids.cpu(),
+        history=None if speculation.lockstep else (fan_out, own),
     )  # fmt: skip

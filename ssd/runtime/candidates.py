@@ -8,6 +8,8 @@ import torch
 from ssd import kernels
 from ssd.kernels import Kind
 
+from .device import CPU, Place
+
 RANKED = 4  # candidates that a confidence is measured among
 
 
@@ -46,10 +48,12 @@ class Coupled:
     def kind(self, params) -> Kind:
         return Kind.COUPLED
 
-    def best(self, logits, sequences, positions, width: int, ids) -> Candidates:
-        """positions: of the token guessed; ids: the target's id of each output of the draft, or None."""
+    def best(self, logits, sequences, positions, width: int, ids, place: Place = CPU) -> Candidates:
+        """positions: of the token guessed; ids: the target's id of each output of the draft, or None; place: of logits
+        and ids."""
         f = min(max(width, RANKED), logits.shape[1])
-        tokens, scores = kernels.top_f(logits, *parameters(sequences, positions), f, target_ids=ids)
+        arguments = place.put(*parameters(sequences, positions))
+        tokens, scores = place.get(*kernels.top_f(logits, *arguments, f, target_ids=ids))
         tokens = tokens.tolist()
         return Candidates(tokens, softmax(scores), tokens, None)
 
@@ -68,8 +72,10 @@ class Sampled:
     def kind(self, params) -> Kind:
         return Kind.SAMPLED if params.temperature > 0 else Kind.DETERMINISTIC
 
-    def best(self, logits, sequences, positions, width: int, ids) -> Candidates:
+    def best(self, logits, sequences, positions, width: int, ids, place: Place = CPU) -> Candidates:
         """As Coupled.best."""
+        (logits,) = place.get(logits)
+        ids = None if ids is None else ids.cpu()
         values = parameters(sequences, positions)
         plain = kernels.probs(logits, *values[:4])
         width, drawn, q = min(width, logits.shape[1]), values[0] > 0, plain

@@ -15,6 +15,7 @@ import torch
 from ssd.model.batch import Batch
 
 from .candidates import Coupled
+from .device import place_of
 from .sampling_params import SamplingParams
 from .threads import bind
 
@@ -80,6 +81,7 @@ class Passes:
 
     def __init__(self, model):
         self.model, self.kv = model, model.new_kv_cache(-(-(PREFIX + max(ROWS)) // 16))
+        self.place = place_of(model)
         self.kv.k.zero_(), self.kv.v.zero_()
         features = bool(getattr(model, "feature_layers", ()))
         self.asker = SimpleNamespace(params=SamplingParams(temperature=1.0), seed=0) if hasattr(model, "ids") else None
@@ -89,18 +91,21 @@ class Passes:
 
     def run(self, rows: int) -> float:
         begin = perf_counter()
-        with torch.inference_mode():
-            logits, _ = self.model.forward_features(self.batches[rows], self.kv, (), self.hidden[rows])
+        with torch.inference_mode(), self.place.stream():
+            batch, (hidden,) = self.place.batch(self.batches[rows]), self.place.put(self.hidden[rows])
+            logits, _ = self.model.forward_features(batch, self.kv, (), hidden)
             if self.asker:  # a draft's choice is part of its step
-                Coupled().best(logits, [self.asker] * rows, [PREFIX] * rows, 1, self.model.ids)
+                Coupled().best(logits, [self.asker] * rows, [PREFIX] * rows, 1, self.model.ids, self.place)
+            self.place.get(logits[:1, :1])
         return perf_counter() - begin
 
     def times(self) -> dict[int, float]:
         return {n: statistics.median(self.run(n) for _ in range(REPEATS + 1)) for n in ROWS}
 
 
-def measure(target, draft, together: list[int], verify: list[int], drafting: list[int]) -> Costs:
-    """Times both models on the cores of each arrangement; the calling thread is bound to `together` afterwards."""
+def measure(target, draft, together, verify, drafting) -> Costs:
+    """Times both models on the cores of each arrangement (as bind takes them; None for a model on a GPU); the calling
+    thread is bound to `together` afterwards."""
     target, draft = Passes(target), Passes(draft)
     bind(together)
     first = target.times(), draft.times()
@@ -130,10 +135,11 @@ def kept(folder: Path, kind: str, *what) -> Path:
 
 
 def machine() -> tuple:
-    """The CPU and the instruction set in use."""
+    """The CPU, the instruction set in use, and GPUs."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
-    return next((line for line in lines if line.startswith("model name")), ""), torch.ops.ssd.isa()
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return next((line for line in lines if line.startswith("model name")), ""), torch.ops.ssd.isa(), *gpus
 
 
 def pair(target, draft) -> tuple:
@@ -143,7 +149,7 @@ def pair(target, draft) -> tuple:
 
 def costs_of(target, draft, together, verify, drafting, folder: Path | None) -> Costs:
     """Read from the folder, or measured and written there; a file that cannot be read or written costs time only."""
-    cores = (together, verify, drafting)
+    cores = (together, verify, drafting, *(str(m.device) for m in (target, draft) if m.device.type != "cpu"))
     path = folder and kept(folder, "costs", machine(), cores, pair(target, draft), draft.dtype)
     if path and path.is_file():
         try:

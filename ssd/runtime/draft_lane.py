@@ -13,7 +13,6 @@ from .drafting import DraftRunner, Rows
 from .fan_out import RANKS, FanOut
 from .forest import Forest
 from .speculation_cache import Outcome, SpeculationCache, key
-from .threads import bind
 from .tree import Tree
 
 CHUNK = 256  # rows of a prompt in one pass
@@ -39,12 +38,12 @@ class DraftLane(threading.Thread):
 
     def __init__(
         self, runner: DraftRunner, rule, cache: SpeculationCache, requests: dict[int, Request], wants: np.ndarray,
-        fan_out: FanOut, *, depth: int, width: int, budget: int, cores: list[int] | None,
+        fan_out: FanOut, *, depth: int, width: int, budget: int,
     ):  # fmt: skip
         super().__init__(name="draft lane", daemon=True)
         self.runner, self.rule, self.cache = runner, rule, cache
         self.requests, self.wants, self.fan_out = requests, wants, fan_out
-        self.depth, self.width, self.budget, self.cores = depth, width, budget, cores
+        self.depth, self.width, self.budget = depth, width, budget
         self.share = float(budget)  # of the budget, that can be prepared in time
         self.forests: dict[int, Forest] = {}
         self.slots = torch.arange(cache.slots)
@@ -60,7 +59,7 @@ class DraftLane(threading.Thread):
     def run(self) -> None:
         try:
             torch.empty(1 << 20).sum()  # with OMP_PROC_BIND a thread is moved at its first parallel loop: before this
-            bind(self.cores)
+            self.runner.place.enter()
             with torch.inference_mode():
                 while not self.stopping:
                     self.asleep = not self.awake.is_set()
@@ -83,7 +82,8 @@ class DraftLane(threading.Thread):
         told = [(slot, o) for slot, o in enumerate(outcomes) if o]
         forests = [f for slot, o in told if (f := self.take(slot, o))]
         if forests:
-            self.grow(forests)
+            with self.runner.place.stream():
+                self.grow(forests)
             end = perf_counter()
             self.rounds += 1
             self.seconds += end - begin
@@ -186,7 +186,7 @@ class DraftLane(threading.Thread):
         ends = [(f, node) for f, nodes, fresh in work for node in ([-1] if fresh else []) + nodes]
         positions = [f.position(node) for f, node in ends]
         width = RANKS + self.width
-        best, _, bonus, q = self.rule.best(logits, [f for f, _ in ends], positions, width, self.runner.draft.ids)
+        best, _, bonus, q = self.runner.best(self.rule, logits, [f for f, _ in ends], positions, width)
         found = list(zip(best, bonus, [None] * len(best) if q is None else q, strict=True))
         at = row = 0
         for (f, nodes, fresh), r in zip(work, rows, strict=True):

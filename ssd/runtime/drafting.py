@@ -9,6 +9,8 @@ from ssd import kernels
 from ssd.model.batch import Batch
 from ssd.model.draft import Draft
 
+from .candidates import Candidates
+from .device import CPU, Place
 from .features import Features
 from .policy import Calibration
 from .tree import Tree, words
@@ -40,8 +42,10 @@ class DraftRunner:
     """A draft, its paged cache and passes over it. Each place holds one sequence of at most max_len tokens, and behind
     them the nodes of its trees."""
 
-    def __init__(self, draft: Draft, *, max_batch: int, max_len: int, nodes: int, page_size: int = 16):
-        self.draft, self.page_size = draft, page_size
+    def __init__(
+        self, draft: Draft, *, max_batch: int, max_len: int, nodes: int, page_size: int = 16, place: Place = CPU
+    ):
+        self.draft, self.page_size, self.place = draft, page_size, place
         self.max_len = min(max_len, len(draft.cos))
         pages = -(-(self.max_len + nodes) // page_size)
         self.kv = draft.new_kv_cache(max_batch * pages, page_size)
@@ -72,7 +76,11 @@ class DraftRunner:
         )
         self.passes += 1
         self.rows += int(offsets[-1])
-        return self.draft.forward_features(batch, self.kv, self.own, hidden)
+        return self.draft.forward_features(self.place.batch(batch), self.kv, self.own, hidden)
+
+    def best(self, rule, logits, sequences, positions, width: int) -> Candidates:
+        """What a rule (Coupled or Sampled) makes of logits."""
+        return rule.best(logits, sequences, positions, width, self.draft.ids, self.place)
 
     def hidden(self, features: torch.Tensor, begin: int, end: int) -> torch.Tensor | None:
         """What enters with tokens begin to end - 1: each the feature of the token before, 0 for the first of all.
@@ -81,7 +89,7 @@ class DraftRunner:
         """
         if not self.own:
             return None
-        fused = self.draft.fuse(features[max(begin - 1, 0) : end - 1])
+        fused = self.draft.fuse(*self.place.put(features[max(begin - 1, 0) : end - 1]))
         return fused if begin else torch.cat([fused.new_zeros(1, fused.shape[1]), fused])
 
     def move(self, pairs: list[tuple[int, int, int]]) -> None:
@@ -91,8 +99,10 @@ class DraftRunner:
             for place, old, new in pairs
             if old != new
         ]
-        if slots:
-            kernels.kv_copy(self.kv.k, self.kv.v, *torch.tensor(slots).T.contiguous())
+        if not slots:
+            return
+        with self.place.stream():
+            kernels.kv_copy(self.kv.k, self.kv.v, *self.place.put(*torch.tensor(slots).T.contiguous()))
 
 
 class ModelProposer:
@@ -101,9 +111,12 @@ class ModelProposer:
     rule: how tokens are chosen, Coupled or Sampled.
     """
 
-    def __init__(self, draft: Draft, rule, *, max_batch: int, max_len: int, nodes: int, chunk: int = 512):
+    def __init__(
+        self, draft: Draft, rule, *, max_batch: int, max_len: int, nodes: int, chunk: int = 512, place: Place = CPU
+    ):
         self.draft, self.rule, self.chunk = draft, rule, chunk
-        self.runner = DraftRunner(draft, max_batch=max_batch, max_len=max_len, nodes=nodes)
+        self.runner = DraftRunner(draft, max_batch=max_batch, max_len=max_len, nodes=nodes, place=place)
+        self.ids = None if draft.ids is None else draft.ids.cpu()  # the target's id of each output
         self.layers, self.features = draft.feature_layers, Features(draft.feature_width)
         self.free = list(range(max_batch))[::-1]
         self.states: dict[object, State] = {}
@@ -113,15 +126,14 @@ class ModelProposer:
         """Passes so far."""
         return self.runner.passes
 
-    @property
-    def ids(self) -> torch.Tensor | None:
-        """The target's id of each output of the draft."""
-        return self.draft.ids
-
     # ---- a round ----
 
     def propose(self, sequences, limits, thresholds, policy, width: int) -> list[Tree]:
         """For each sequence a tree of at most limits[i] levels, width children of a node and policy.nodes nodes."""
+        with self.runner.place.stream():
+            return self._propose(sequences, limits, thresholds, policy, width)
+
+    def _propose(self, sequences, limits, thresholds, policy, width: int) -> list[Tree]:
         trees = [Tree() for _ in sequences]
         for tree, sequence in zip(trees, sequences, strict=True):
             tree.kind = self.rule.kind(sequence.params)
@@ -134,7 +146,7 @@ class ModelProposer:
             wide = width if policy.adaptive or level == 1 else 1
             of = [sequences[i] for i, _ in frontier]
             guessed = [sequences[i].num_tokens + level - 1 for i, _ in frontier]
-            ids, confidence, _, q = self.rule.best(logits, of, guessed, wide, self.draft.ids)
+            ids, confidence, _, q = self.runner.best(self.rule, logits, of, guessed, wide)
             grown = []
             for row, (i, parent) in enumerate(frontier):
                 keep, extend = thresholds[i]
@@ -214,7 +226,7 @@ class ModelProposer:
                 ends = np.cumsum([len(r.tokens) for r in rows]) - 1
                 for state, sequence in zip(states, sequences, strict=True):
                     state.base, state.done = sequence.num_tokens - shift, []
-                return logits, features[torch.from_numpy(ends)] if self.layers else features
+                return logits, features[self.runner.place.put(torch.from_numpy(ends))] if self.layers else features
 
     def _extend(self, sequences, trees, grown, features):
         """Rows of new nodes [(sequence, node, row of its parent in the pass before)]."""
@@ -229,5 +241,5 @@ class ModelProposer:
             )
             state.done += nodes
         if self.layers:
-            hidden = features[torch.tensor([row for _, _, row in grown])]
+            hidden = features[self.runner.place.put(torch.tensor([row for _, _, row in grown]))]
         return self.runner.forward(rows, hidden)

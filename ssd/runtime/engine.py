@@ -7,6 +7,7 @@ import torch
 from ssd import kernels
 from ssd.model.kv_cache import BlockAllocator
 
+from .device import CPU, Place
 from .logits import shape, trim
 from .logprobs import logprobs_of
 from .metrics import Metrics
@@ -26,12 +27,12 @@ class Engine:
 
     def __init__(
         self, model, sample, eos_ids, *, max_batch: int, max_model_len: int, kv_tokens: int, prefill_chunk: int,
-        page_size: int = 16, speculator=None, nodes: int = 0,
+        page_size: int = 16, speculator=None, nodes: int = 0, place: Place = CPU,
     ):  # fmt: skip
         spare = -(-nodes // page_size)  # pages of a sequence for what it speculates
         pages = -(-kv_tokens // page_size) + max_batch * spare
         self.model, self.sample, self.eos_ids = model, sample, frozenset(eos_ids)
-        self.speculator = speculator
+        self.speculator, self.place = speculator, place
         self.kv = model.new_kv_cache(pages, page_size)
         self.allocator = BlockAllocator(pages)
         self.scheduler = Scheduler(self.allocator, page_size, max_batch, prefill_chunk, spare)
@@ -55,7 +56,7 @@ class Engine:
         if not plan:
             return []
         prefill_rows = sum(work.count for work in plan if not work.sequence.decoding)
-        with torch.inference_mode():
+        with torch.inference_mode(), self.place.stream():
             trees = self.speculator.propose(plan) if self.speculator else [None] * len(plan)
             trim(plan, trees)
             proposed = perf_counter()
@@ -84,8 +85,10 @@ class Engine:
         return got
 
     def _forward(self, batch):
+        batch = self.place.batch(batch)
         if self.speculator and self.speculator.layers:
-            return self.model.forward_features(batch, self.kv, self.speculator.layers)
+            logits, features = self.model.forward_features(batch, self.kv, self.speculator.layers)
+            return logits, *self.place.get(features)
         return self.model.forward(batch, self.kv), None
 
     def _verify(self, plan, trees, logits, sampling, verification):
@@ -97,10 +100,10 @@ class Engine:
             return paths, emitted, logprobs
         raw = shape(plan, trees, logits, verification.row_offsets)
         if not self.speculator:
-            tokens, _ = self.sample(logits, *sampling)
-            rows = ([()] * len(places), [[t] for t in tokens.tolist()])
+            sampled = self.sample(logits, *self.place.put(*sampling[:-1]), sampling[-1])
+            rows = ([()] * len(places), [[t] for t in self.place.get(*sampled)[0].tolist()])
         else:
-            path, accepted, out, _ = self.speculator.verify(plan, trees, logits, verification, sampling)
+            path, accepted, out, _ = self.speculator.verify(plan, trees, logits, verification, sampling, self.place)
             counts = accepted.tolist()
             rows = tuple(
                 [row[: n + extra] for row, n in zip(t.tolist(), counts, strict=True)]
@@ -110,7 +113,7 @@ class Engine:
             paths[i], emitted[i], params = path, new, plan[i].sequence.params
             if params.logprobs:
                 at = [first, *(first + 1 + node for node in path)]
-                logprobs[i] = logprobs_of(raw[at].cpu(), new, params.top_logprobs)
+                logprobs[i] = logprobs_of(*self.place.get(raw[at]), new, params.top_logprobs)
         return paths, emitted, logprobs
 
     def _compact(self, plan, paths) -> None:
@@ -123,7 +126,7 @@ class Engine:
                     sources.append(sequence.slots[first + node])
                     targets.append(sequence.slots[first + k])
         if sources:
-            kernels.kv_copy(self.kv.k, self.kv.v, torch.tensor(sources), torch.tensor(targets))
+            kernels.kv_copy(self.kv.k, self.kv.v, *self.place.put(torch.tensor(sources), torch.tensor(targets)))
 
     def _update(self, plan: list[Work], trees, paths, emitted, logprobs) -> tuple[list[Sequence], int]:
         got, tokens = [], 0

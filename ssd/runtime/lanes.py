@@ -8,7 +8,6 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from ssd import kernels
 from ssd.kernels import Kind, Verified
 
 from .draft_lane import DraftLane, Request
@@ -18,7 +17,7 @@ from .metrics import Recoveries
 from .policy import Mean
 from .scheduler import Work
 from .speculation_cache import Matched, SpeculationCache
-from .speculator import verify_by_rejection
+from .speculator import verify_by_rejection, verify_coupled
 from .tree import Tree
 
 
@@ -177,11 +176,11 @@ class Lanes:
         if self.trace:
             self.trace.span("verify", "local retry", begin, begin + seconds, sequences=len(sequences))
 
-    def verify(self, plan, trees, logits, verification, sampling) -> Verified:
+    def verify(self, plan, trees, logits, verification, sampling, place) -> Verified:
         if self.rejection:
-            self.verified = verify_by_rejection(plan, trees, logits, verification, sampling, self.ids)
+            self.verified = verify_by_rejection(plan, trees, *place.get(logits), verification, sampling, self.ids)
         else:
-            self.verified = kernels.verify_coupled(logits, *verification, *sampling)
+            self.verified = verify_coupled(logits, verification, sampling, place)
         return self.verified
 
     def observe(self, plan, trees, paths, offsets, features, seconds: float) -> None:

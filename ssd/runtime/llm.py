@@ -9,6 +9,7 @@ import torch
 from ssd import kernels
 
 from .assembly import load_drafts, make_speculator, verify_cores
+from .device import device_of, place_of
 from .engine import Engine
 from .grammar import Grammars
 from .metrics import Metrics
@@ -39,9 +40,9 @@ class LLM:
         from ssd.model.tokenizer import Tokenizer
 
         engine, speculation = split(options)
-        bind(verify_cores(speculation, engine))
+        bind(verify_cores(speculation, engine))  # loading packs in parallel too
         folder = hub.resolve(target)
-        model = Llama.load(folder, dtype)
+        model = Llama.load(folder, dtype, device=device_of(engine.device))
         drafts = None if speculation.mode == "ar" else load_drafts(speculation, target, model)
         self._set_up(model, Tokenizer(folder), engine, speculation, drafts)
 
@@ -62,7 +63,7 @@ class LLM:
         self.engine = Engine(
             model, sample, model.config.eos_token_ids, max_batch=options.max_batch, max_model_len=self.max_model_len,
             kv_tokens=kv_tokens, prefill_chunk=options.prefill_chunk, speculator=speculator,
-            nodes=speculation.nodes if speculator else 0,
+            nodes=speculation.nodes if speculator else 0, place=place_of(model, verify_cores(speculation, options)),
         )  # fmt: skip
         self.grammars = Grammars(tokenizer, self.engine.eos_ids, model.config.vocab_size)
         self._lock = threading.Lock()
@@ -173,7 +174,7 @@ class LLM:
     def _pass(self) -> None:
         """One pass, in the thread that holds the lock."""
         if not getattr(self._bound, "done", False):
-            bind(verify_cores(self.speculation, self.options))
+            self.engine.place.enter()
             self._bound.done = True
         self.engine.step()
 

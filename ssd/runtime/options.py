@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from .device import device_of
 from .policy import Policy
 from .sampling_params import check_integer, check_number
 from .threads import cores_of
@@ -27,7 +28,8 @@ class SpeculationOptions:
     verify: "coupled" (the tokens of plain decoding) or "rejection" (the published rule: other tokens, of the same
     distribution). saguaro: with rejection, scale of the draft's likeliest probabilities, in [0, 1]; 1 leaves them.
     branches: outcomes that ssd prepares for in a round, shared out by what was hit before; or fan_out: bonus tokens
-    below every node. draft_threads: of ssd's draft, as EngineOptions.threads. backup_draft: a larger one that ssd
+    below every node. draft_device: where the draft runs, by default where the target does. draft_threads: of ssd's
+    draft, as EngineOptions.threads. backup_draft: a larger one that ssd
     changes to where the draft brings little. lockstep: both lanes of ssd take turns in one thread, so that the draft
     always finishes: to study, not to be fast.
     """
@@ -41,6 +43,7 @@ class SpeculationOptions:
     saguaro: float = 1.0
     branches: int = 12
     fan_out: int | None = None
+    draft_device: str | None = None
     draft_threads: int | list[int] | None = None
     backup_draft: str | None = None
     lockstep: bool = False
@@ -71,6 +74,7 @@ class SpeculationOptions:
                     f"branches: got {self.outcomes}, which with k and tree_width make {rows} rows, wanted {MAX_ROWS}"
                 )
         cores_of(self.draft_threads)
+        device_of(self.draft_device or "cpu", "draft_device")
 
     @property
     def width(self) -> int:
@@ -109,6 +113,7 @@ class EngineOptions:
     max_batch full contexts, but no more than 32,768 or one full context, whichever is more. prefill_chunk: rows of
     prompts in one pass. threads: a number of threads, or a list of cores to bind them to; by default one for every
     core of the process. seed: with the number of a request, the seed of one that names none.
+    device: of the target, "cpu", "cuda" or "cuda:N".
     """
 
     max_batch: int = 8
@@ -117,6 +122,7 @@ class EngineOptions:
     prefill_chunk: int = 512
     threads: int | list[int] | None = None
     seed: int = 0
+    device: str = "cpu"
 
     def __post_init__(self):
         for name in ("max_batch", "max_model_len", "kv_tokens", "prefill_chunk"):
@@ -125,6 +131,7 @@ class EngineOptions:
                 check_integer(name, value, "at least 1", lambda x: x >= 1)
         check_integer("seed", self.seed, "0 <= seed < 2^63", lambda x: 0 <= x < 2**63)
         cores_of(self.threads)
+        device_of(self.device)
 
     def sizes(self, context: int) -> tuple[int, int]:
         """(max_model_len, kv_tokens) for a model of that context; no request can outgrow either."""

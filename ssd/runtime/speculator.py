@@ -55,11 +55,11 @@ class Speculator:
         self.policy.drafted(self.proposer.steps - before, self.seconds)
         return trees
 
-    def verify(self, plan, trees, logits, verification, sampling) -> Verified:
-        """Verified for the sequences of the plan that sample."""
+    def verify(self, plan, trees, logits, verification, sampling, place) -> Verified:
+        """Verified for the sequences of the plan that sample, in host memory."""
         if not self.rejection:
-            return kernels.verify_coupled(logits, *verification, *sampling)
-        return verify_by_rejection(plan, trees, logits, verification, sampling, self.proposer.ids)
+            return verify_coupled(logits, verification, sampling, place)
+        return verify_by_rejection(plan, trees, *place.get(logits), verification, sampling, self.proposer.ids)
 
     def observe(self, plan, trees, paths, offsets, features, seconds: float) -> None:
         """After a pass of so many seconds, before the sequences move on. paths[i]: accepted nodes, None without a
@@ -102,6 +102,12 @@ class Speculator:
     def release(self, sequence) -> None:
         self.records.pop(sequence, None)
         self.proposer.release(sequence)
+
+
+def verify_coupled(logits, verification, sampling, place) -> Verified:
+    """The operator of that name where the logits are, its results in host memory."""
+    *arguments, logprobs = *verification, *sampling
+    return Verified(*place.get(*kernels.verify_coupled(logits, *place.put(*arguments), logprobs)))
 
 
 def verify_by_rejection(plan, trees, logits, verification, sampling, ids) -> Verified:

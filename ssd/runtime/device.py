@@ -1,0 +1,87 @@
+"""Where a lane computes: a set of CPU cores, or a stream of a GPU. All that tells one from the other is here.
+
+Lanes meet in host memory: inputs of a pass go up in one copy, tokens (and the hidden states that a feature draft reads)
+come down in another. So any pair goes together: two sets of cores, two GPUs, two streams of one GPU, or a GPU for the
+target and cores for the draft.
+"""
+
+from contextlib import nullcontext
+from dataclasses import fields
+
+import torch
+
+from ssd.model.batch import Batch
+
+from .threads import bind
+
+ALIGNED = 16  # bytes
+
+
+def device_of(name: str, argument: str = "device") -> torch.device:
+    """Raises ValueError for a name that is none, and for a GPU that is not there."""
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError):
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise ValueError(f"{argument}: got {name!r}, wanted cpu, cuda, or cuda:N")
+    count = torch.cuda.device_count() if device.type == "cuda" else 1
+    if (device.index or 0) >= count:
+        raise ValueError(f"{argument}: got {name!r}, but this torch sees {count} GPUs")
+    return device
+
+
+class Place:
+    """device: of the model that runs there. cores: of the lane's thread where that is the CPU, as bind takes them."""
+
+    def __init__(self, device: torch.device | str = "cpu", cores: list[int] | None = None):
+        self.device, self.cores = torch.device(device), cores
+        self.remote = self.device.type != "cpu"
+        self._stream = torch.cuda.Stream(self.device) if self.remote else None
+
+    def enter(self) -> None:
+        """The calling thread becomes the lane's."""
+        if self.remote:
+            torch.cuda.synchronize(self.device)  # weights and caches were made on another stream
+            torch.cuda.set_device(self.device)
+        else:
+            bind(self.cores)
+
+    def stream(self):
+        """A context in which work is queued on the lane's stream."""
+        return torch.cuda.stream(self._stream) if self.remote else nullcontext()
+
+    def put(self, *tensors: torch.Tensor | None) -> tuple:
+        """Host tensors as they are on the CPU, else copies on the device, by one transfer."""
+        if not self.remote:
+            return tensors
+        some = [t for t in tensors if t is not None]
+        begin, end = [], 0
+        for t in some:
+            begin.append(end)
+            end += -(-t.nbytes // ALIGNED) * ALIGNED
+        staging = torch.empty(end, dtype=torch.uint8, pin_memory=True)
+        for at, t in zip(begin, some, strict=True):
+            staging[at : at + t.nbytes].view(t.dtype).view(t.shape).copy_(t)
+        there = staging.to(self.device, non_blocking=True)
+        moved = iter([there[at : at + t.nbytes].view(t.dtype).view(t.shape) for at, t in zip(begin, some, strict=True)])
+        return tuple(None if t is None else next(moved) for t in tensors)
+
+    def batch(self, batch: Batch) -> Batch:
+        return Batch(*self.put(*(getattr(batch, f.name) for f in fields(Batch)))) if self.remote else batch
+
+    def get(self, *tensors: torch.Tensor) -> tuple:
+        """On the host, when all that was queued before is done."""
+        if not self.remote:
+            return tensors
+        found = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True) for t in tensors]
+        torch.cuda.current_stream(self.device).synchronize()
+        return tuple(found)
+
+
+def place_of(model, cores: list[int] | None = None) -> Place:
+    """Where a lane computes with a model."""
+    return Place(model.device, cores)
+
+
+CPU = Place()
