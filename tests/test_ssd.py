@@ -293,6 +293,37 @@ def test_the_larger_draft_is_tried_where_the_first_brings_little_and_left_where_
     assert llm.stats()["recoveries"]["model_switch"]["count"] == len(both.switched)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_drafts_that_change_at_any_round_leave_the_lanes_sound(
+    seed, tiny_folder, tiny_target, plain, tmp_path, monkeypatch
+):
+    import random
+
+    from draft_helpers import write_draft
+
+    from ssd.runtime.several import Backup
+
+    chance = random.Random(seed)
+
+    def decide(self, length):
+        if chance.random() < 0.3:
+            self.switch("backup" if self.mode == "draft" else "draft")
+        self.rounds = self.tokens = 0
+
+    monkeypatch.setattr(Backup, "WINDOW", 1)
+    monkeypatch.setattr("ssd.runtime.lanes.Lanes._worth_asking", lambda self: True)
+    monkeypatch.setattr(Backup, "_decide", decide)
+    weak, strong = (
+        Draft.load(write_draft(tmp_path / str(layers), layers=layers), tiny_target, "bf16")
+        for layers in ([1, 2], [0, 2])
+    )
+    options = {"mode": "ssd", "k": 3, "lockstep": True, "seed": 3, "threads": 1}
+    llm = LLM.from_model(tiny_target, Tokenizer(tiny_folder), draft=weak, backup=strong, **options)
+    for _ in range(3):
+        assert answers(llm) == plain
+    assert [part.failures for part in llm.engine.speculator.parts.values()] == [0, 0]
+
+
 def test_the_larger_draft_stays_while_it_gives_more_tokens_a_second():
     from time import perf_counter
     from types import SimpleNamespace

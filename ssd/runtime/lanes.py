@@ -103,6 +103,7 @@ class Lanes:
         slot = self.slot_of.pop(sequence, None)
         if slot is not None:
             self.free.append(slot)
+            self.wants[slot] = False  # nor does the next owner wait for what this one did
             self.requests.pop(self.owner_of.pop(sequence), None)
             if self.cache:
                 self.cache.free(slot)
