@@ -1,28 +1,34 @@
 """Whether speculation changes a token: `python -m bench.exact --modes sd --data F.jsonl --limit N --json F`.
 
 Every configuration of mode, draft, shape, precision, temperature and batch answers the same prompts with the same
-seeds as plain decoding, and the token ids are compared; the prefill chunks take turns from one configuration to the
-next. JSON: `compared` (answers), `tokens` (in them), `differences`, `first_difference` (configuration, prompt, index,
+seeds as plain decoding, and the token ids are compared; the prefill chunks, and the bonus tokens that ssd prepares for
+below a node, take turns from one configuration to the next. --delays: both lanes of ssd sleep at random moments. JSON:
+`compared` (answers), `tokens` (in them), `differences`, `first_difference` (configuration, prompt, index,
 both sequences; null without one), `rows` (configuration, compared, differences, acceptance_rate,
 mean_accepted_length). Exit code 1 where there are differences.
 """
 
 import argparse
 import itertools
+import random
 import sys
+import time
 
 from . import results
 from .decode import PROMPTS, read_workloads
 
 
 def product(args) -> list[dict]:
-    """All configurations; the prefill chunk, which plain decoding does not depend on either, goes round."""
+    """All configurations; prefill chunk, which plain decoding does not depend on either, and fan-out go round."""
     chunks = itertools.cycle(map(int, args.chunks.split(",")))
+    fan_outs = itertools.cycle(map(int, args.fan_outs.split(",")))
     names = ("dtype", "mode", "draft", "shape", "batch")
     values = (args.dtypes.split(","), args.modes.split(","), args.drafts.split(","), args.shapes.split(","))
     values += (list(map(int, args.batches.split(","))),)
     found = [dict(zip(names, each, strict=True), chunk=next(chunks)) for each in itertools.product(*values)]
-    return [c for c in found if (c["mode"], c["draft"]) != ("ssd", "ngram")]
+    found = [c for c in found if (c["mode"], c["draft"]) != ("ssd", "ngram")]
+    lanes = ("ssd", "auto")
+    return [c | {"fan_out": next(fan_outs)} if c["mode"] in lanes and c["draft"] != "ngram" else c for c in found]
 
 
 def shape_of(text: str) -> dict:
@@ -31,6 +37,23 @@ def shape_of(text: str) -> dict:
         return {"tree_width": int(text[4:] or 1)}
     k, _, width = text.partition("x")
     return {"k": int(k), "tree_width": int(width or 1)}
+
+
+def delay_lanes(chance: random.Random) -> None:
+    """From now on lanes of this process sleep at random before steps that the other one may wait for."""
+    from ssd.runtime.draft_lane import DraftLane
+    from ssd.runtime.lanes import Lanes
+
+    def delayed(method):
+        def call(*args, **more):
+            time.sleep(chance.choice((0, 0, 0, 0.0003, 0.001, 0.004)))
+            return method(*args, **more)
+
+        return call
+
+    for owner, names in ((DraftLane, ("compute", "take", "write")), (Lanes, ("propose", "observe", "_take"))):
+        for name in names:
+            setattr(owner, name, delayed(getattr(owner, name)))
 
 
 class Runner:
@@ -74,7 +97,8 @@ def compare(runner: Runner, args, ids: list[list[int]]) -> dict:
             answers = runner.llm(c["dtype"], 1, 512).generate(prompts, params)
             plain = {c["dtype"]: [a.token_ids for a in answers]}
         draft = None if c["draft"] == "default" else c["draft"]
-        llm = runner.llm(c["dtype"], c["batch"], c["chunk"], mode=c["mode"], draft=draft, **shape_of(c["shape"]))
+        how = shape_of(c["shape"]) | {"fan_out": c.get("fan_out") or None}
+        llm = runner.llm(c["dtype"], c["batch"], c["chunk"], mode=c["mode"], draft=draft, **how)
         got, different = [a.token_ids for a in llm.generate(prompts, params)], 0
         for (n, t, _), a, b in zip(jobs, plain[c["dtype"]], got, strict=True):
             if a != b:
@@ -104,6 +128,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--dtypes", default="bf16,int8")
     parser.add_argument("--batches", default="1,8")
     parser.add_argument("--chunks", default="16,64,512", help="rows of a prompt in a pass, in turn")
+    parser.add_argument("--fan-outs", default="0,1,4", help="bonus tokens below a node, in turn (0: shared out)")
+    parser.add_argument("--delays", action="store_true", help="random ones, up to 4 ms, in both lanes of ssd")
     parser.add_argument("--temperatures", default="0,0.7,1.0")
     parser.add_argument("--data", nargs="+", metavar="FILE.jsonl", help="files of prompts; three of our own otherwise")
     parser.add_argument("--limit", type=int, default=40, help="prompts of each file (%(default)s)")
@@ -111,6 +137,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, help="of the target; one for each core otherwise")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args(argv)
+    if args.delays:
+        delay_lanes(random.Random(0))
     runner = Runner(args.target, args.threads)
     texts = read_workloads(args.data or sorted(map(str, PROMPTS.glob("*.jsonl"))), args.limit)
     ids = [runner.tokenizer.encode_chat([{"role": "user", "content": p}]) for ps in texts.values() for p in ps]
