@@ -80,8 +80,8 @@ class Place:
 
 
 def place_of(model, cores: list[int] | None = None) -> Place:
-    """Where a lane computes with a model."""
-    return Place(model.device, cores)
+    """Where a lane computes with a model; one that tells no device is on the CPU."""
+    return Place(getattr(model, "device", "cpu"), cores)
 
 
 CPU = Place()
