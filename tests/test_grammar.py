@@ -174,3 +174,12 @@ def test_refused(tiny_folder, tiny_target, monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(ImportError, match="^json_object: wants the package llguidance"):
         make(tiny_folder, tiny_target).generate("a", SamplingParams(json_object=True))
+
+
+@pytest.mark.parametrize("options", [dict(mode="sd", k=3), dict(mode="ssd", k=2, branches=40, max_batch=3)])
+def test_a_draft_keeps_to_the_grammar_as_the_target_does(options, tiny_folder, tiny_target):
+    llm = make(tiny_folder, tiny_target, Draft.load(tiny_folder, tiny_target, "bf16"), **options)
+    answers(llm)
+    stats = llm.stats()
+    assert stats["acceptance_rate"] == 1.0 and stats["mean_accepted_length"] > 0.7 * (1 + options["k"])
+    assert options["mode"] == "sd" or stats["hit_rate"] > 0.9  # what would follow the end of an answer may be missed

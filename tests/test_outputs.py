@@ -199,3 +199,16 @@ def test_samples_without_a_seed_follow_from_that_of_the_request(tiny_folder, tin
     assert (
         len({sample_seed(s, i) for s in range(40) for i in range(40)} | {derived_seed(s, 7) for s in range(40)}) == 1640
     )
+
+
+@pytest.mark.parametrize("options", [dict(mode="sd", k=3), dict(mode="ssd", k=2, branches=40, max_batch=3)])
+@pytest.mark.parametrize("verify", ["coupled", "rejection"])
+@pytest.mark.parametrize("draft", ["itself"], indirect=True)
+def test_a_draft_is_penalised_as_the_target_is(draft, verify, options, tiny_folder, tiny_target):
+    """The target as its own draft is then always right: were a path or a count off, it would disagree with itself."""
+    prompts, params = requests()
+    llm = make(tiny_folder, tiny_target, draft, verify=verify, **options)
+    llm.generate(prompts, params)
+    stats = llm.stats()
+    assert stats["acceptance_rate"] == 1.0 and stats["mean_accepted_length"] > 0.7 * (1 + options["k"])
+    assert options["mode"] == "sd" or stats["hit_rate"] == 1.0 or verify == "rejection"

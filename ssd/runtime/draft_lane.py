@@ -26,6 +26,12 @@ class Request(NamedTuple):
     params: object
     seed: int
     capacity: int  # tokens
+    prompt_len: int
+    shapers: list  # what changes its logits, as copies
+
+    @classmethod
+    def of(cls, s) -> "Request":
+        return cls(s.params, s.seed, len(s.tokens), s.prompt_len, [shaper.copy() for shaper in s.shapers])
 
 
 class DraftLane(threading.Thread):
@@ -108,7 +114,7 @@ class DraftLane(threading.Thread):
             width = self.runner.draft.feature_width if self.runner.own else 0
             features = torch.empty(request.capacity, width) if width else None
             tokens = np.empty(request.capacity, np.int64)
-            f = self.forests[slot] = Forest(self.runner, slot, request.params, request.seed, tokens, features)
+            f = self.forests[slot] = Forest(self.runner, slot, request, tokens, features)
             f.born = o.born
         start, lagged = f.num_tokens, o.epoch != f.epoch + 1
         confirmed = self.cache.catch_up(slot, o, start)
@@ -185,6 +191,7 @@ class DraftLane(threading.Thread):
         logits, features = self.runner.forward(list(rows), torch.cat(hidden) if self.runner.own else None)
         ends = [(f, node) for f, nodes, fresh in work for node in ([-1] if fresh else []) + nodes]
         positions = [f.position(node) for f, node in ends]
+        logits = self.runner.shape(logits, [(f, f.tree, node) for f, node in ends])
         width = RANKS + self.width
         best, _, bonus, q = self.runner.best(self.rule, logits, [f for f, _ in ends], positions, width)
         found = list(zip(best, bonus, [None] * len(best) if q is None else q, strict=True))

@@ -12,6 +12,7 @@ from ssd.model.draft import Draft
 from .candidates import Candidates
 from .device import CPU, Place
 from .features import Features
+from .logits import shape_draft
 from .policy import Calibration
 from .tree import Tree, words
 
@@ -82,6 +83,10 @@ class DraftRunner:
         """What a rule (Coupled or Sampled) makes of logits."""
         return rule.best(logits, sequences, positions, width, self.draft.ids, self.place)
 
+    def shape(self, logits: torch.Tensor, nodes: list[tuple]) -> torch.Tensor:
+        """shape_draft of what this draft gave."""
+        return shape_draft(logits, nodes, self.draft.ids, self.draft.config.vocab_size)
+
     def hidden(self, features: torch.Tensor, begin: int, end: int) -> torch.Tensor | None:
         """What enters with tokens begin to end - 1: each the feature of the token before, 0 for the first of all.
 
@@ -146,6 +151,7 @@ class ModelProposer:
             wide = width if policy.adaptive or level == 1 else 1
             of = [sequences[i] for i, _ in frontier]
             guessed = [sequences[i].num_tokens + level - 1 for i, _ in frontier]
+            logits = self.runner.shape(logits, [(sequences[i], trees[i], node) for i, node in frontier])
             ids, confidence, _, q = self.runner.best(self.rule, logits, of, guessed, wide)
             grown = []
             for row, (i, parent) in enumerate(frontier):

@@ -17,8 +17,9 @@ class Forest:
     newest confirmed token.
     """
 
-    def __init__(self, runner: DraftRunner, place: int, params, seed: int, tokens, features):
-        self.runner, self.place, self.params, self.seed = runner, place, params, seed
+    def __init__(self, runner: DraftRunner, place: int, request, tokens, features):
+        self.runner, self.place, self.params, self.seed = runner, place, request.params, request.seed
+        self.prompt_len, self.shapers = request.prompt_len, request.shapers
         self.tokens: np.ndarray = tokens  # int64 [capacity]
         self.features: torch.Tensor | None = features  # [capacity, width] of the target
         self.num_tokens = self.cached = 0
@@ -35,6 +36,11 @@ class Forest:
         self.feature: dict[int, torch.Tensor] = {}
         self.done: set[int] = set()
         self.branches: list[int] = []  # bonus nodes, in the order of publication
+
+    @property
+    def answer(self) -> np.ndarray:
+        """The confirmed tokens behind the prompt."""
+        return self.tokens[self.prompt_len : self.num_tokens]
 
     @property
     def base(self) -> int:

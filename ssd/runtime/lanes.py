@@ -148,7 +148,7 @@ class Lanes:
         slot, n = self.free.pop(), sequence.num_tokens
         self.slot_of[sequence], self.owner_of[sequence] = slot, self.owners
         self.first.add(sequence)
-        self.requests[self.owners] = Request(sequence.params, sequence.seed, len(sequence.tokens))
+        self.requests[self.owners] = Request.of(sequence)
         features = self.features.of(sequence)
         tokens = torch.from_numpy(sequence.tokens[:n].copy())
         # beside each token the hidden state that drew it, the token before's

@@ -1,6 +1,8 @@
 """What requests change in the target's logits before a token is drawn. All of it is a function of the tokens before,
 so a row of a speculation is changed by the confirmed tokens and the path above it, whatever else is verified."""
 
+from copy import deepcopy
+
 import numpy as np
 import torch
 
@@ -8,7 +10,6 @@ from ssd.kernels import Kind
 
 from .grammar import Mask
 from .sampling_params import SamplingParams
-from .tree import Tree
 
 
 class Penalties:
@@ -31,6 +32,9 @@ class Penalties:
         for token, value in bias.items():
             self.bias[self.column[token]] = value
         self.answered = 0  # tokens of the answer that count
+
+    def copy(self) -> "Penalties":
+        return deepcopy(self)
 
     def __call__(self, rows: np.ndarray, answer: np.ndarray, paths: list[list[int]]) -> None:
         """Change logits float32 [n, vocab] in place. answer: the confirmed tokens so far; paths: of each row the tokens
@@ -70,14 +74,6 @@ def shapers_of(params: SamplingParams, prompt: np.ndarray, room: int) -> list:
     return [] if plain and not params.logit_bias else [Penalties(params, prompt, room)]
 
 
-def paths_of(tree: Tree | None) -> list[list[int]]:
-    """For the root and each node the tokens from below the root down to it."""
-    paths = [[]]
-    for token, parent in zip(tree.tokens, tree.parents, strict=True) if tree else ():
-        paths.append([*paths[parent + 1], token])
-    return paths
-
-
 def trim(plan, trees) -> None:
     """Take the end of each tree that the request's grammar refuses out of the verification. Nodes keep their numbers;
     those that were sampled stay where their parent does, for the rule of rejection looks at them."""
@@ -85,7 +81,7 @@ def trim(plan, trees) -> None:
         shapers = work.sequence.shapers if tree else ()
         masks = [shaper for shaper in shapers if isinstance(shaper, Mask)]
         for mask in masks:
-            keep = [mask.allows(work.sequence.answer, path) for path in paths_of(tree)[1:]]
+            keep = [mask.allows(work.sequence.answer, tree.path(node)) for node in range(len(tree))]
             if tree.kind == Kind.SAMPLED:
                 keep = [parent < 0 or keep[parent] for parent in tree.parents]
             tree.cut(max((i + 1 for i, kept in enumerate(keep) if kept), default=0))
@@ -104,10 +100,34 @@ def shape(plan, trees, logits: torch.Tensor, row_offsets: torch.Tensor) -> torch
         begin = next(offsets) if work.samples else None
         if begin is None or not sequence.shapers:
             continue
-        rows, paths = logits[begin : begin + 1 + len(tree or ())], paths_of(tree)
+        rows = logits[begin : begin + 1 + len(tree or ())]
+        paths = [tree.path(node) if tree else [] for node in range(-1, len(rows) - 1)]
         host = rows.cpu()  # on the CPU the same memory
         for shaper in sequence.shapers:
             shaper(host.numpy(), sequence.answer, paths)
         if host.device != rows.device:
             rows.copy_(host)
     return raw
+
+
+def shape_draft(logits: torch.Tensor, nodes: list[tuple], ids: torch.Tensor | None, vocab: int) -> torch.Tensor:
+    """What the target's logits would go through, done to a draft's [n, outputs], so that it proposes what may be
+    accepted. nodes: for each row (a sequence or what stands for it, tree, node); ids: the target's id of each output,
+    or None; vocab: of the target. Rows of which nothing would be left stay as they are."""
+    groups: dict[object, list[int]] = {}
+    for row, (owner, _, _) in enumerate(nodes):
+        if owner.shapers:
+            groups.setdefault(owner, []).append(row)
+    if not groups:
+        return logits
+    logits, places = logits.clone(), slice(None) if ids is None else ids.cpu().numpy()
+    for owner, rows in groups.items():
+        own = logits[rows].cpu()
+        full = np.full((len(rows), vocab), -np.inf, np.float32)
+        full[:, places] = own.numpy()
+        for shaper in owner.shapers:
+            shaper(full, owner.answer, [tree.path(node) for _, tree, node in (nodes[row] for row in rows)])
+        shaped = torch.from_numpy(full[:, places])
+        left = shaped.amax(1, keepdim=True) > -torch.inf
+        logits[rows] = torch.where(left, shaped, own).to(logits.device)
+    return logits

@@ -41,6 +41,14 @@ class Tree:
         self.rank.append(rank)
         return node
 
+    def path(self, node: int) -> list[int]:
+        """Tokens from below the root down to a node, which is among them."""
+        tokens = []
+        while node >= 0:
+            tokens.append(self.tokens[node])
+            node = self.parents[node]
+        return tokens[::-1]
+
     def cut(self, count: int) -> None:
         """Keep the first so many nodes."""
         for values in (self.tokens, self.parents, self.depth, self.bits, self.score, self.rank):
