@@ -1,9 +1,9 @@
 """How often the outcome of a verification was prepared for: `python -m bench.hit_rate --data F.jsonl --json F`.
 
-`rows`: workload, temperature, verify (coupled, rejection, saguaro), fan_out (bonus tokens at every node), hit_rate (of
-rounds after the first of each answer, in lockstep: the draft always finishes), hit_rate_realtime (the lanes side by
-side, each on its core), accepted_length (lockstep), draft_overhead (multiply-adds of the draft's linear layers by
-those of the target's).
+`rows`: workload, temperature, verify (coupled, rejection, saguaro), fan_out (bonus tokens at every node), tree_width,
+hit_rate (of rounds after the first of each answer, in lockstep: the draft always finishes), hit_rate_realtime (the
+lanes side by side, each on its core), tokens_per_second (then), accepted_length (lockstep), draft_overhead
+(multiply-adds of the draft's linear layers by those of the target's).
 """
 
 import argparse
@@ -42,7 +42,7 @@ class Pair:
         )
         self.ratio = weights(self.draft) / weights(self.model)
 
-    def run(self, ids, params, **options) -> tuple[dict, float]:
+    def run(self, ids, params, **options) -> tuple[dict, float | None]:
         """Statistics of SSD over the prompts, one at a time, and draft_overhead."""
         from ssd import LLM
 
@@ -66,6 +66,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("-k", type=int, default=4, help="tokens of a branch (%(default)s)")
     parser.add_argument("--fan-out", default="1,2,4,8,16")
+    parser.add_argument("--tree-width", default="1", help="branches below a bonus token (%(default)s)")
     parser.add_argument("--temperatures", default="0,0.6,1.0")
     parser.add_argument("--verify", default="coupled", help=f"some of {', '.join(VERIFY)}")
     parser.add_argument("--no-realtime", action="store_true", help="in lockstep only")
@@ -78,14 +79,18 @@ def main(argv: list[str] | None = None) -> int:
     texts = read_workloads(args.data or sorted(map(str, PROMPTS.glob("*.jsonl"))), args.limit)
     rows = []
     temperatures, fan_outs = map(float, args.temperatures.split(",")), map(int, args.fan_out.split(","))
-    for workload, t, verify, f in itertools.product(texts, list(temperatures), args.verify.split(","), list(fan_outs)):
+    widths = map(int, args.tree_width.split(","))
+    swept = (list(temperatures), args.verify.split(","), list(fan_outs), list(widths))
+    for workload, t, verify, f, width in itertools.product(texts, *swept):
         ids = [pair.tokenizer.encode_chat([{"role": "user", "content": p}]) for p in texts[workload]]
         params = [SamplingParams(temperature=t, seed=n, max_tokens=args.max_tokens) for n in range(len(ids))]
-        options = {"k": args.k, "fan_out": f, "max_model_len": 2048, **VERIFY[verify]}
+        options = {"k": args.k, "fan_out": f, "tree_width": width, "max_model_len": 2048, **VERIFY[verify]}
         stats, overhead = pair.run(ids, params, lockstep=True, **options)
-        live = None if args.no_realtime else pair.run(ids, params, **options)[0]["hit_rate"]
-        row = {"workload": workload, "temperature": t, "verify": verify, "fan_out": f, "hit_rate": stats["hit_rate"]}
-        row |= {"hit_rate_realtime": live, "accepted_length": stats["mean_accepted_length"], "draft_overhead": overhead}
+        live = {} if args.no_realtime else pair.run(ids, params, **options)[0]
+        row = {"workload": workload, "temperature": t, "verify": verify, "fan_out": f, "tree_width": width}
+        row |= {"hit_rate": stats["hit_rate"], "hit_rate_realtime": live.get("hit_rate")}
+        row |= {"accepted_length": stats["mean_accepted_length"], "tokens_per_second": live.get("tokens_per_second")}
+        row |= {"draft_overhead": overhead}
         rows.append(row)
         print(results.table(rows[-1:], list(row)).splitlines()[-1], file=sys.stderr, flush=True)
         results.write(args.json, rows)

@@ -153,6 +153,8 @@ def run(args) -> int:
     begin = time.perf_counter()
     outputs = answer_file(llm, prompts, ids, params) if args.prompts else [answer(llm, ids[0], params, args.show)]
     stats = llm.stats()
+    if args.json:
+        stats["bandwidth_fraction"] = llm.bandwidth_fraction()
     llm.close()
     print(summary(stats, outputs, time.perf_counter() - begin), file=sys.stderr)
     if trace:

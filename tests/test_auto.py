@@ -32,7 +32,7 @@ def test_formulas():
     assert costs.ssd(0.8, 1.0, 4, 12) == pytest.approx(expected(0.8, 4) / 0.012)
     assert costs.ssd(0.8, 0.5, 4, 12) == pytest.approx(expected(0.8, 4) / (0.012 + 0.5 * 4 * 0.001))
     slow_draft = Costs(SLOW, FAST, SLOW, {n: 10 * t for n, t in FAST.items()})
-    assert slow_draft.ssd(0.8, 1.0, 4, 12) == pytest.approx(expected(0.8, 4) / (5 * 0.02))
+    assert slow_draft.ssd(0.8, 1.0, 4, 12) == pytest.approx(expected(0.8, 1) / (2 * 0.02))  # too slow for more than one
 
 
 @two_cores

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from ssd.runtime.clock import Clock
 from ssd.runtime.fan_out import DEPTHS, RANKS, FanOut
 
 CHAIN = ([1, 2, 3, 4], [-1, 0, 1, 2])
@@ -62,3 +63,30 @@ def test_history_is_kept_and_a_broken_one_is_no_history(tmp_path):
     path.write_text(json.dumps(good))
     assert FanOut.read([path]).tables == FanOut().tables
     learnt.write(tmp_path / "sub" / "history.json" / "below a file.json")  # no place, no error
+
+
+# --- how much is prepared --------------------------------------------------------------------------------------------
+
+
+def after(clock, rounds, in_time, accept=(0.9,) * 16):
+    for _ in range(rounds):
+        clock.tick(in_time, list(accept))
+    return clock.outcomes, clock.depth
+
+
+def test_the_clock_prepares_for_fewer_outcomes_first_then_shorter_branches_and_back():
+    clock = Clock(12, 7, adapts=True)
+    assert (clock.outcomes, clock.depth) == (12, 4)
+    assert after(clock, 1, False) == (9, 4)
+    assert after(clock, 6, False) == (3, 4)
+    assert after(clock, 40, False) == (3, 2)
+    assert after(clock, 18, True) == (12, 2)
+    assert after(clock, 80, True) == (12, 7)
+
+
+def test_branches_grow_no_longer_than_they_are_useful():
+    assert after(Clock(12, 7, adapts=True), 80, True, [0.5] * 16) == (12, 3)  # 0.5^4 < 0.1 < 0.5^3
+    assert after(Clock(12, 7, adapts=True), 80, True, [0.1] * 16) == (12, 2)
+    assert after(Clock(12, 5, adapts=False), 80, True) == (12, 5)
+    assert after(Clock(12, 5, adapts=False), 80, False) == (3, 5)
+    assert after(Clock(2, 1, adapts=True), 80, True) == (2, 1)

@@ -59,6 +59,7 @@ def test_answer_json_and_summary(tiny, tmp_path, capsys):
         "recoveries verify_ms draft_ms wait_ms overhead_fraction bandwidth_fraction"
     ).split():
         assert key in stats
+    assert stats["bandwidth_fraction"]["verify"] > 0 and stats["bandwidth_fraction"]["draft"] is None
     assert "9 tokens" in err and err.count("\n") == 1
 
 

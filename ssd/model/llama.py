@@ -68,6 +68,11 @@ class Llama:
     def device(self) -> torch.device:
         return self.cos.device
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that a pass of a few rows reads."""
+        return sum(t.nbytes for t in (*self.flat, self.weights.norm, self.weights.lm_head))
+
     def new_kv_cache(self, num_pages: int, page_size: int = 16) -> KVCache:
         """k, v [layers, num_pages, page_size, kv heads, head_dim]."""
         c, kv_dtype = self.config, torch.float32 if self.dtype == "fp32" else torch.bfloat16

@@ -5,6 +5,7 @@ from ssd.model.hub import cache_folder
 
 from .auto import Auto
 from .candidates import Coupled, Sampled
+from .clock import Clock
 from .costs import costs_of, kept, pair
 from .device import device_of, place_of
 from .draft_lane import DraftLane
@@ -124,8 +125,8 @@ def lanes_of(speculation: SpeculationOptions, options: EngineOptions, draft: Dra
             q_width=draft.vocab if rejection else 0,
         )  # fmt: skip
         runner = DraftRunner(draft, max_batch=slots, max_len=max_len, nodes=nodes + budget * (1 + nodes), place=place)
-        sizes = {"depth": depth, "width": width, "budget": budget}
-        return cache, DraftLane(runner, make_rule(speculation), cache, requests, wants, fan_out, **sizes)
+        clock = Clock(budget, depth, adapts=not speculation.k)
+        return cache, DraftLane(runner, make_rule(speculation), cache, requests, wants, fan_out, clock, width=width)
 
     return Lanes(
         start, slots=slots, layers=draft.feature_layers, width=draft.feature_width, depth=depth,

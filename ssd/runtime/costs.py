@@ -42,11 +42,16 @@ class Costs:
         )
 
     def ssd(self, acceptance: float, hit_rate: float, depth: int, branches: int, sequences: int = 1) -> float:
-        """The same with two lanes (arXiv 2603.03251, theorem 7): a miss is drafted again while the target waits."""
+        """The same with two lanes (arXiv 2603.03251, theorem 7) at the best length up to depth: a miss is drafted again
+        while the target waits."""
         t, d = self.target_apart, self.draft_apart
-        draft = (depth + 1) * at(d, branches)
-        retry = (1 - hit_rate) * depth * at(d, sequences)
-        return expected(acceptance, depth) / (max(at(t, sequences * (depth + 1)), draft) + retry)
+
+        def speed(k: int) -> float:
+            draft = (k + 1) * at(d, branches)
+            retry = (1 - hit_rate) * k * at(d, sequences)
+            return expected(acceptance, k) / (max(at(t, sequences * (k + 1)), draft) + retry)
+
+        return max(map(speed, range(1, depth + 1)))
 
 
 def expected(acceptance: float, k: int) -> float:

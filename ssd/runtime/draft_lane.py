@@ -9,6 +9,7 @@ import torch
 
 from ssd.kernels import Kind
 
+from .clock import FIRST, Clock
 from .drafting import DraftRunner, Rows
 from .fan_out import RANKS, FanOut
 from .forest import Forest
@@ -17,7 +18,6 @@ from .tree import Tree
 
 CHUNK = 256  # rows of a prompt in one pass
 WAIT_US = 50_000
-LEAST = 3.0  # outcomes prepared for, however short the time
 
 
 class Request(NamedTuple):
@@ -37,20 +37,19 @@ class Request(NamedTuple):
 class DraftLane(threading.Thread):
     """Answers the outcomes that a speculation cache tells of, until stopped or until it fails.
 
-    depth: tokens of a branch; width: branches below a bonus token; budget: bonus tokens prepared for in a round.
+    clock: for how many outcomes, and how long branches; width: branches below a bonus token.
     requests: owner to Request, written before the owner is assigned a slot. wants: bool [slots], whether the newest
     outcome of a slot waits for one speculation of its own. error: what ended it. beat: time of the last sign of life.
     """
 
     def __init__(
         self, runner: DraftRunner, rule, cache: SpeculationCache, requests: dict[int, Request], wants: np.ndarray,
-        fan_out: FanOut, *, depth: int, width: int, budget: int,
+        fan_out: FanOut, clock: Clock, *, width: int,
     ):  # fmt: skip
         super().__init__(name="draft lane", daemon=True)
         self.runner, self.rule, self.cache = runner, rule, cache
         self.requests, self.wants, self.fan_out = requests, wants, fan_out
-        self.depth, self.width, self.budget = depth, width, budget
-        self.share = float(budget)  # of the budget, that can be prepared in time
+        self.clock, self.width = clock, width
         self.forests: dict[int, Forest] = {}
         self.slots = torch.arange(cache.slots)
         self.seen = torch.zeros(cache.slots, dtype=torch.int64)
@@ -159,7 +158,7 @@ class DraftLane(threading.Thread):
 
     def fits(self, f: Forest) -> bool:
         """Whether the draft's context has room for what may be prepared now: beyond it nothing is."""
-        return f.num_tokens + max(f.tree.depth[: f.flight], default=0) + self.depth <= self.runner.max_len
+        return f.num_tokens + max(f.tree.depth[: f.flight], default=0) + self.clock.depth <= self.runner.max_len
 
     def prefill(self, f: Forest) -> None:
         """All but the last rows of a long text that is new to the draft."""
@@ -207,7 +206,7 @@ class DraftLane(threading.Thread):
 
     def fork(self, forests: list[Forest]) -> None:
         """Branches for the likely outcomes of each forest's round, published depth by depth."""
-        budget = max(1, int(self.share) // len(forests))
+        budget = max(1, self.clock.outcomes // len(forests))
         live = []
         for f in forests:
             depths, parents = f.tree.depth[: f.flight], f.tree.parents[: f.flight]
@@ -216,7 +215,7 @@ class DraftLane(threading.Thread):
                 live.append((f, keys))
         frontier = {f: list(f.branches) for f, _ in live}
         count = 0  # nodes of a branch that are published
-        for level in range(1, self.depth + 1):
+        for level in range(1, (last := self.clock.depth) + 1):
             if not live:
                 return
             self.compute([(f, frontier[f], 0) for f, _ in live])
@@ -230,15 +229,11 @@ class DraftLane(threading.Thread):
             span = self.width  # nodes of a level of a branch
             parents = [-1] * span if level == 1 else list(range(count - span, count))
             told = [each for each in levels if not self.newer(each[0])]
-            if len(told) < len(levels) or level == self.depth:
-                self.clock(level == self.depth and len(told) == len(levels))
+            if len(told) < len(levels) or level == last:
+                self.clock.tick(len(told) == len(levels), self.fan_out.tables[True]["accept"])
             self._publish(told, parents, count)
             live = [(f, keys) for f, keys, *_ in told]
             count += span
-
-    def clock(self, in_time: bool) -> None:
-        """Prepare for fewer outcomes where a round was over before its branches were, for more where there was time."""
-        self.share = min(self.share + 0.5, self.budget) if in_time else max(0.8 * self.share, LEAST)
 
     def _publish(self, told: list[tuple], parents: list[int], count: int) -> None:
         """One more level, behind `count` nodes, of every branch of forests: (forest, keys, tokens branch by branch,
@@ -273,7 +268,7 @@ class DraftLane(threading.Thread):
 
     def answer(self, forests: list[Forest]) -> None:
         """One chain below the root of each forest, published whole: what the verify lane waits for after a miss."""
-        ends, depth = {f: -1 for f in forests}, max(1, min(self.depth, 4))
+        ends, depth = {f: -1 for f in forests}, max(1, min(self.clock.depth, FIRST))
         for level in range(depth):
             if level:
                 self.compute([(f, [node], 0) for f, node in ends.items()])

@@ -1,5 +1,6 @@
 """Proposals of a draft model: one batched tree-attention pass a level, over all trees of all sequences."""
 
+from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
@@ -53,6 +54,7 @@ class DraftRunner:
         self.page_table = np.arange(max_batch * pages, dtype=np.int32).reshape(max_batch, pages)
         self.own = (draft.config.num_layers,) if draft.feature_layers else ()
         self.passes = self.rows = 0  # so far
+        self.seconds, self.timed = 0.0, 0  # of passes of a few rows, and how many
 
     def forward(self, rows: list[Rows], hidden: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits of the outputs and features of all rows."""
@@ -75,9 +77,13 @@ class DraftRunner:
             logit_rows=torch.tensor([int(o) + n for r, o in zip(rows, offsets, strict=False) for n in r.outputs]),
             mask=mask,
         )
+        begin, few = perf_counter(), offsets[-1] <= 64
+        out = self.draft.forward_features(self.place.batch(batch), self.kv, self.own, hidden)
         self.passes += 1
         self.rows += int(offsets[-1])
-        return self.draft.forward_features(self.place.batch(batch), self.kv, self.own, hidden)
+        self.timed += few
+        self.seconds += few * (perf_counter() - begin)
+        return out
 
     def best(self, rule, logits, sequences, positions, width: int) -> Candidates:
         """What a rule (Coupled or Sampled) makes of logits."""

@@ -72,6 +72,10 @@ class Lanes:
         return self.draft.lane
 
     @property
+    def runner(self):
+        return self.lane.runner if self.lane else None
+
+    @property
     def cache(self) -> SpeculationCache | None:
         return self.draft.cache
 

@@ -9,6 +9,7 @@ import torch
 from ssd import kernels
 
 from .assembly import load_drafts, make_speculator, verify_cores
+from .bandwidth import fraction
 from .device import device_of, place_of
 from .engine import Engine
 from .grammar import Grammars
@@ -89,6 +90,19 @@ class LLM:
     def stats(self) -> dict:
         """Metrics.stats, with what the mode adds."""
         return self.metrics.stats() | (self.engine.speculator.stats() if self.engine.speculator else {})
+
+    def bandwidth_fraction(self) -> dict:
+        """Share of the memory's read bandwidth that decode passes of target and draft used so far, by the bytes of
+        their weights; measures that bandwidth for a second. None: no such passes, or not on the CPU."""
+        m, speculator, cores = self.metrics, self.engine.speculator, self.engine.place.cores
+        draft = speculator.runner if speculator else None
+        verify = m.decode_forward_seconds / m.decode_passes if m.decode_passes else None
+        out = {"verify": None, "draft": None}
+        if draft:
+            drafting = draft.seconds / draft.timed if draft.timed else None
+            out["draft"] = fraction(draft.draft, drafting, draft.place.cores or cores)
+        out["verify"] = fraction(self.engine.model, verify, cores)  # last: the thread is the verify lane's again
+        return out
 
     def describe(self) -> dict:
         """The sizes in use and the kernels' threads, for records of a run."""

@@ -25,6 +25,7 @@ class Metrics:
     rounds: int = 0  # verifications of decode passes, counted per request
     proposed: list[int] = field(default_factory=list)  # by depth: rounds with a node there below an accepted path
     accepted: list[int] = field(default_factory=list)  # by depth: rounds that accepted one
+    origins: dict[str, list[int]] = field(default_factory=dict)  # rounds and tokens by where the speculation came from
 
     def add(
         self, prefill_rows: int, tokens: int, seconds: float, draft: float, forward: float, sample: float,
@@ -44,6 +45,9 @@ class Metrics:
         self.decode_sample_seconds += sample
         for tree, path in verified or ():
             self.rounds += 1
+            count = self.origins.setdefault(tree.origin if tree else "none", [0, 0])
+            count[0] += 1
+            count[1] += len(path or ()) + 1
             if tree:
                 end = path[-1] if path else -1
                 tried = len(path) + (end in tree.parents)
@@ -58,6 +62,8 @@ class Metrics:
         tokens_per_second: tokens of decode passes by their time. rounds: verifications, counted per request; plain
         decoding emits one token in each. acceptance_per_position: by depth, of the rounds that verified a token there
         after accepting those before it, the share that accepted one; acceptance_rate: the same over all depths.
+        rounds_by_origin, accepted_length_by_origin: rounds whose speculation was a hit, a fallback, drafted (draft) or
+        none, and their tokens.
         verify_ms and draft_ms: mean time of forward and of drafting in a decode pass. overhead_fraction: the engine's
         own share of decode passes.
         """
@@ -74,6 +80,8 @@ class Metrics:
             "decode_passes": passes,
             "rounds": self.rounds,
             "mean_accepted_length": self.decode_tokens / self.rounds if self.rounds else None,
+            "rounds_by_origin": {name: n for name, (n, _) in self.origins.items()},
+            "accepted_length_by_origin": {name: tokens / n for name, (n, tokens) in self.origins.items()},
             "acceptance_rate": sum(self.accepted) / sum(self.proposed) if self.proposed else None,
             "acceptance_per_position": [a / p for a, p in pairs],
             "hit_rate": None,

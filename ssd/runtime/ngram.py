@@ -44,7 +44,7 @@ class NgramProposer:
 
     layers: tuple[int, ...] = ()  # features of the target that it reads
     steps = 0
-    ids = None
+    ids = runner = None
 
     def __init__(self):
         self.histories: dict[object, History] = {}

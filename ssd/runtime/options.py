@@ -89,7 +89,7 @@ class SpeculationOptions:
     @property
     def depth(self) -> int:
         """Tokens of a branch that ssd prepares at most."""
-        return self.k or 4
+        return self.k or (4 if self.fan_out else LONGEST)
 
     @property
     def nodes(self) -> int:

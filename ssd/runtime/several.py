@@ -24,6 +24,10 @@ class Several:
         return self.parts[self.mode]
 
     @property
+    def runner(self):
+        return self.current.runner
+
+    @property
     def seconds(self) -> float:
         return self.current.seconds
 

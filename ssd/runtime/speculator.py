@@ -27,6 +27,11 @@ class Speculator:
         self.seconds = 0.0  # of the proposals of the round in progress
 
     @property
+    def runner(self):
+        """The DraftRunner, None where no model drafts."""
+        return self.proposer.runner
+
+    @property
     def layers(self) -> tuple[int, ...]:
         return self.proposer.layers
 

@@ -1,0 +1,144 @@
+"""SSD against SD and against its own theorem: `python -m bench.theory --data F.jsonl --json F`.
+
+On one core for the target and one for the draft: plain decoding (ar), speculation that takes turns on the target's
+core (sd, length and shape adapted), and both lanes side by side (ssd), prompt by prompt in turn; and ar, sd and auto
+with both cores (ar2, sd2, auto2). `rows`: workload, temperature, tokens_per_second of each (medians over prompts),
+ssd_over_sd, and of ssd: hit_rate p, hit_length and miss_length (E, tokens of a round after a hit and after a miss),
+verify_ms, draft_time T_p (a round of the draft) and fallback_time T_b (wait after a miss), both in verifications,
+predicted (arXiv 2603.03251, theorem 7: [p E_hit + (1-p) E_miss] / [p max(1, T_p) + (1-p)(1 + T_b)] tokens a
+verification), error (measured by predicted, less 1), wait_share (time that the verify lane waits), overhead_fraction,
+recovery_ms (of a local retry).
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections import defaultdict
+
+from . import results
+from .decode import PROMPTS, read_workloads
+from .machine import cores_of
+from .timing import REST
+from .worker import Worker
+
+MODES = {"ar": (1, "ar"), "sd": (1, "sd"), "ssd": (2, "ssd"), "ar2": (2, "ar"), "sd2": (2, "sd"), "auto2": (2, "auto")}
+
+
+class Runner:
+    """One mode on some cores; with a draft lane the last one is the draft's."""
+
+    def __init__(self, cores, mode, target=None, draft=None, dtype="bf16", **options):
+        from ssd import LLM
+
+        from .roofline import bind
+
+        bind(cores)
+        if mode == "ssd":
+            options |= {"threads": cores[:-1], "draft_threads": cores[-1:]}
+        elif mode != "auto":
+            options |= {"threads": cores}
+        self.llm = LLM(target, dtype, mode=mode, draft=draft, max_batch=1, max_model_len=2048, **options)
+
+    def forget(self) -> None:
+        """Statistics begin anew."""
+        from ssd.runtime.metrics import Metrics, Recoveries
+
+        self.llm.engine.metrics, lanes = Metrics(), self.llm.engine.speculator
+        if self.llm.speculation.mode == "ssd":
+            lanes.hits = lanes.misses = lanes.rounds = 0
+            lanes.wait_seconds = lanes.lane.seconds = 0.0
+            lanes.lane.rounds = 0
+            lanes.recoveries = {name: Recoveries() for name in lanes.recoveries}
+
+    def generate(self, ids, temperature, seed, max_tokens) -> float:
+        """Tokens a second of decoding."""
+        from ssd import SamplingParams
+
+        m = self.llm.metrics
+        tokens, seconds = m.decode_tokens, m.decode_seconds
+        self.llm.generate([ids], SamplingParams(temperature, seed=seed, max_tokens=max_tokens, ignore_eos=True))
+        return (m.decode_tokens - tokens) / (m.decode_seconds - seconds)
+
+    def stats(self) -> dict:
+        return self.llm.stats()
+
+
+def theorem(p: float, hit: float, miss: float, draft: float, fallback: float) -> float:
+    """Tokens a verification; times in verifications."""
+    return (p * hit + (1 - p) * miss) / (p * max(1.0, draft) + (1 - p) * (1 + fallback))
+
+
+def of_ssd(stats: dict, speed: float) -> dict:
+    """What the row tells of ssd, from the statistics of a run with that many tokens a second over all."""
+    lengths, p = stats["accepted_length_by_origin"], stats["hit_rate"]
+    rounds = stats["rounds_by_origin"]
+    missed = [(rounds[name], lengths[name]) for name in ("fallback", "none") if name in lengths]
+    miss = sum(n * length for n, length in missed) / sum(n for n, _ in missed) if missed else 1.0
+    whole = 1e3 * stats["decode_seconds"] / stats["decode_passes"]
+    hit, verify = lengths.get("hit", miss), whole * (1 - stats["overhead_fraction"]) - stats["wait_ms"]
+    misses = (1 - p) * stats["rounds"]
+    t_p, t_b = stats["draft_ms"] / verify, stats["wait_ms"] * stats["rounds"] / max(misses, 1) / verify
+    predicted = 1e3 / verify * theorem(p, hit, miss, t_p, t_b)
+    retry = stats["recoveries"]["local_retry"]["mean_ms"]
+    return {
+        "hit_rate": p, "hit_length": hit, "miss_length": miss, "verify_ms": verify, "draft_time": t_p,
+        "fallback_time": t_b, "predicted": predicted, "error": speed / predicted - 1,
+        "wait_share": stats["wait_ms"] / whole,
+        "overhead_fraction": stats["overhead_fraction"], "recovery_ms": retry,
+    }  # fmt: skip
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", help="folder or id of the model; the default target otherwise")
+    parser.add_argument("--draft", help="folder or id; the target's own otherwise")
+    parser.add_argument("--dtype", default="bf16")
+    parser.add_argument("--modes", default=",".join(MODES), help="a 2 behind a mode: both cores are the target's")
+    parser.add_argument("--data", nargs="+", metavar="FILE.jsonl", help="files of prompts; three of our own otherwise")
+    parser.add_argument("--limit", type=int, default=4, help="prompts of each file (%(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--temperatures", default="0")
+    parser.add_argument("--json", metavar="FILE")
+    args = parser.parse_args(argv)
+
+    from ssd.model import Tokenizer, resolve
+
+    tokenizer = Tokenizer(resolve(args.target))
+    texts = read_workloads(args.data or sorted(map(str, PROMPTS.glob("*.jsonl"))), args.limit)
+    options, workers, rows = {"target": args.target, "draft": args.draft, "dtype": args.dtype}, {}, []
+    try:
+        for name in args.modes.split(","):
+            cores, mode = MODES[name]
+            workers[name] = Worker("bench.theory:Runner", cores_of(cores), {"mode": mode, **options})
+            workers[name].call("generate", ids=[1, 2, 3], temperature=0.0, seed=0, max_tokens=32)
+        for workload, t in [(w, float(t)) for w in texts for t in args.temperatures.split(",")]:
+            speeds = defaultdict(list)
+            for worker in workers.values():
+                worker.call("forget")
+            for n, prompt in enumerate(texts[workload]):
+                ids = tokenizer.encode_chat([{"role": "user", "content": prompt}])
+                for name, worker in workers.items():
+                    time.sleep(REST)
+                    speed = worker.call("generate", ids=ids, temperature=t, seed=n, max_tokens=args.max_tokens)
+                    speeds[name].append(speed)
+            middle = {name: statistics.median(values) for name, values in speeds.items()}
+            row = {"workload": workload, "temperature": t, "prompts": len(texts[workload])}
+            row["tokens_per_second"] = middle
+            if "ssd" in workers:
+                stats = workers["ssd"].call("stats")
+                row["ssd_over_sd"] = middle["ssd"] / middle["sd"] if "sd" in middle else None
+                row |= of_ssd(stats, stats["tokens_per_second"])
+            rows.append(row)
+            print(row, file=sys.stderr, flush=True)
+            results.write(args.json, rows)
+    finally:
+        for worker in workers.values():
+            worker.close()
+    flat = [r | {k: f"{v:.0f}" for k, v in r["tokens_per_second"].items()} for r in rows]
+    print(results.table(flat, [k for k in flat[0] if k != "tokens_per_second"]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
