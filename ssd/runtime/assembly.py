@@ -73,7 +73,7 @@ def make_speculator(speculation: SpeculationOptions, options: EngineOptions, dra
         raise ValueError("draft: got ngram, wanted a draft model for mode 'ssd'")
     if speculation.mode == "ssd":
         return make_lanes(speculation, options, draft, backup, model, max_len)
-    sd = make_sd(speculation, options, draft, max_len)
+    sd = make_sd(speculation, options, draft, model, max_len)
     if speculation.mode == "sd" or draft == "ngram" or speculation.verify == "rejection":
         return sd
     drafting = draft_cores(speculation, model)
@@ -93,8 +93,8 @@ def make_rule(speculation: SpeculationOptions) -> Coupled | Sampled:
     return Sampled(speculation.saguaro) if speculation.verify == "rejection" else Coupled()
 
 
-def make_sd(speculation: SpeculationOptions, options: EngineOptions, draft, max_len: int) -> Speculator:
-    policy = speculation.policy()
+def make_sd(speculation: SpeculationOptions, options: EngineOptions, draft, model, max_len: int) -> Speculator:
+    policy = speculation.policy(3 if model.device.type == "cpu" else 1)  # tensor cores: chains are exact to the bit
     rejection = speculation.verify == "rejection"
     if draft == "ngram":
         proposer = NgramProposer()

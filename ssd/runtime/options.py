@@ -23,7 +23,7 @@ class SpeculationOptions:
     comes next while the target verifies); "auto" picks what is predicted to be fastest, round by round. draft: a
     folder, the id of a model, or "ngram" (what followed the same words earlier in the text); None is the draft that
     comes with the target. k: tokens of a branch; None adapts length and shape to what pays, round by round.
-    tree_width: branches below the root (1), or where length and shape adapt children of any node at most (3).
+    tree_width: branches below the root (1), or where length and shape adapt children of any node at most (3; on a GPU 1).
     draft_dtype: of the draft's weights, int8 by default: no token depends on it.
     verify: "coupled" (the tokens of plain decoding) or "rejection" (the published rule: other tokens, of the same
     distribution). saguaro: with rejection, scale of the draft's likeliest probabilities, in [0, 1]; 1 leaves them.
@@ -97,11 +97,11 @@ class SpeculationOptions:
         lanes = self.depth * self.width
         return lanes if self.mode == "ssd" else max(lanes, self.policy().nodes)
 
-    def policy(self) -> Policy:
-        """Of synchronous speculation."""
+    def policy(self, width: int = 3) -> Policy:
+        """Of synchronous speculation. width: children of a node at most, where nothing else is asked for."""
         if self.k:
             return Policy(self.k, self.width, self.k * self.width, adaptive=False)
-        return Policy(depth=LONGEST, width=self.tree_width or 3, nodes=LONGEST)
+        return Policy(depth=LONGEST, width=self.tree_width or width, nodes=LONGEST)
 
 
 @dataclass(frozen=True)
