@@ -10,6 +10,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+from ssd import sampling_options
 from ssd.jsonl import read_lines
 
 DEFAULT_TARGET = "SmolLM2-135M-Instruct"
@@ -71,16 +72,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--saguaro", type=float, default=1.0, metavar="C", help="with rejection, in [0, 1]; 1 is off (1)")
     p.add_argument("--target", default=DEFAULT_TARGET, help="folder or hub id of the model (%(default)s)")
     p.add_argument("--dtype", choices=("bf16", "int8", "fp32"), default="bf16", help="weights (%(default)s)")
-    p.add_argument("--max-tokens", type=int, default=128, metavar="N", help="new tokens at most (%(default)s)")
-    p.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 takes the most probable token (0)")
-    p.add_argument("--top-p", type=float, default=1.0, metavar="X", help="in (0, 1]; 1 is off (1)")
-    p.add_argument("--top-k", type=int, default=0, metavar="N", help="0 is off (0)")
-    p.add_argument("--min-p", type=float, default=0.0, metavar="X", help="in [0, 1); 0 is off (0)")
-    p.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="same seed, same text (0); each prompt has its own noise"
-    )
-    p.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
-    p.add_argument("--ignore-eos", action="store_true", help="go on after the end of the answer")
+    sampling_options.add(p)
     p.add_argument("--batch", type=int, metavar="N", help="prompts of a file that decode together (8)")
     p.add_argument("--device", default="cpu", metavar="D", help="of the target: cpu, cuda or cuda:N (%(default)s)")
     p.add_argument("--draft-device", metavar="D", help="of the draft (that of the target)")
@@ -136,22 +128,20 @@ def run(args) -> int:
         if path and (Path(path).is_dir() or not Path(path).absolute().parent.is_dir()):
             raise BadInput(f"--{name}: cannot write {path}: wanted a file in a folder that is there")
     with asked():
-        from ssd.runtime import LLM, SamplingParams
+        from ssd.runtime import LLM
 
-        params = SamplingParams(
-            args.temperature, args.top_p, args.top_k, args.min_p, None, args.max_tokens, tuple(args.stop),
-            args.ignore_eos,
-        )  # fmt: skip
-        batch = min(8 if args.batch is None else args.batch, len(prompts))
+        params = sampling_options.params(args)
+        batch = min(8 if args.batch is None else args.batch, len(prompts) * params.n)
         speculation = {name: getattr(args, name) for name in SPECULATION}
         speculation["draft_threads"] = threads(args.draft_threads, "--draft-threads")
         llm = LLM(
             args.target, args.dtype, max_batch=batch, threads=cores, seed=args.seed, device=args.device, **speculation
         )
         ids = [llm.encode(p if args.raw else [{"role": "user", "content": p}], where) for where, p in prompts]
+        params = llm.check(params)
     trace = llm.trace() if args.trace else None
     begin = time.perf_counter()
-    outputs = answer_file(llm, prompts, ids, params) if args.prompts else [answer(llm, ids[0], params, args.show)]
+    outputs = answer_file(llm, prompts, ids, params) if args.prompts else answer(llm, ids[0], params, args.show)
     stats = llm.stats()
     if args.json:
         stats["bandwidth_fraction"] = llm.bandwidth_fraction()
@@ -174,17 +164,20 @@ def coloured(chunk) -> str:
     )
 
 
-def answer(llm, ids, params, show=False):
-    """One answer, printed as it is decoded."""
+def answer(llm, ids, params, show=False) -> list:
+    """The samples of one prompt one after another, each printed as it is decoded."""
     from ssd.runtime import Output
 
-    chunks = []
+    chunks, at, told = [[] for _ in range(params.n)], 0, 0
     for chunk in llm.stream(ids, params):
-        print(coloured(chunk) if show else chunk.text, end="", flush=True)
-        chunks.append(chunk)
-    print(flush=True)
-    tokens = [token for chunk in chunks for token in chunk.token_ids]
-    return Output(ids, "".join(chunk.text for chunk in chunks), tokens, chunks[-1].finish_reason)
+        chunks[chunk.index].append(chunk)
+        while at < params.n and told < len(chunks[at]):
+            if params.n > 1 and told == 0:
+                print(f"--- {at + 1} of {params.n}")
+            piece = chunks[at][told]
+            print(coloured(piece) if show else piece.text, end="\n" if piece.finish_reason else "", flush=True)
+            at, told = (at + 1, 0) if piece.finish_reason else (at, told + 1)
+    return [Output.joined(ids, own) for own in chunks]
 
 
 def answer_file(llm, prompts, ids, params):
@@ -192,7 +185,7 @@ def answer_file(llm, prompts, ids, params):
     from tqdm import tqdm
 
     done, printed, tokens, begin = {}, 0, 0, time.perf_counter()
-    with tqdm(total=len(ids), unit="prompt", disable=None) as bar:
+    with tqdm(total=len(ids) * params.n, unit="answer" if params.n > 1 else "prompt", disable=None) as bar:
 
         def on_finish(i, output):
             nonlocal printed, tokens
@@ -202,7 +195,8 @@ def answer_file(llm, prompts, ids, params):
             bar.update()
             while printed in done:
                 output = done[printed]
-                line = {"prompt": prompts[printed][1], "text": output.text, "finish_reason": output.finish_reason}
+                line = {"prompt": prompts[printed // params.n][1], "text": output.text}
+                line |= {"finish_reason": output.finish_reason} | ({"index": output.index} if params.n > 1 else {})
                 bar.write(json.dumps(line, ensure_ascii=False), file=sys.stdout)
                 printed += 1
 
@@ -212,7 +206,8 @@ def answer_file(llm, prompts, ids, params):
 def summary(stats: dict, outputs: list, seconds: float) -> str:
     tokens = sum(len(o.token_ids) for o in outputs)
     speed = f"{stats['tokens_per_second']:.1f} tokens/s, " if stats["tokens_per_second"] else ""
-    prompts = f"{len(outputs)} prompts, " if len(outputs) > 1 else ""
+    unit = "answers" if any(o.index for o in outputs) else "prompts"
+    prompts = f"{len(outputs)} {unit}, " if len(outputs) > 1 else ""
     prefill = f"prompt of {stats['prefill_tokens']} tokens in {stats['prefill_seconds']:.2f} s"
     length = stats["mean_accepted_length"]
     accepted = f"{length:.2f} tokens a round, " if length and stats["acceptance_rate"] is not None else ""
@@ -236,10 +231,15 @@ def write_json(args, llm, prompts, outputs, stats) -> None:
     config = {
         k: v for k, v in vars(args).items() if k not in ("prompt", "json", "trace", "show", "mode", "batch")
     } | llm.describe()
-    results = [
-        {"prompt": prompt, "text": o.text, "token_ids": o.token_ids, "finish_reason": o.finish_reason}
-        for (_, prompt), o in zip(prompts, outputs, strict=True)
-    ]
+    results = []
+    for i, o in enumerate(outputs):
+        result = {"prompt": prompts[i // args.n][1], "text": o.text, "token_ids": o.token_ids}
+        result |= {"finish_reason": o.finish_reason} | ({"index": o.index} if args.n > 1 else {})
+        if o.logprobs is not None:
+            result["logprobs"] = o.logprobs
+        if o.top_logprobs is not None:
+            result["top_logprobs"] = [[{"id": t, "logprob": x} for t, x in top.items()] for top in o.top_logprobs]
+        results.append(result)
     text = json.dumps({"mode": args.mode, "config": config, "outputs": results, "stats": stats}, indent=2)
     written("--json", args.json, lambda path: Path(path).write_text(text + "\n"))
 

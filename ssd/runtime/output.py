@@ -22,6 +22,17 @@ class Output:
     top_logprobs: list[dict[int, float]] | None = None
     index: int = 0
 
+    @classmethod
+    def joined(cls, prompt, chunks: list["Chunk"]) -> "Output":
+        """Of all chunks of one answer."""
+        last = chunks[-1]
+
+        def all_of(name):
+            return None if getattr(last, name) is None else [x for chunk in chunks for x in getattr(chunk, name)]
+
+        text, values = "".join(chunk.text for chunk in chunks), (all_of("logprobs"), all_of("top_logprobs"))
+        return cls(prompt, text, all_of("token_ids"), last.finish_reason, *values, last.index)
+
 
 @dataclass(frozen=True)
 class Chunk:
