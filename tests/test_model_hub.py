@@ -10,6 +10,7 @@ import urllib.error
 import zipfile
 from pathlib import Path
 
+import fake_hub
 import pytest
 
 from ssd.model import download as module
@@ -223,10 +224,52 @@ def test_targets_that_are_not_there(tmp_path, monkeypatch):
             hub.resolve("org/name")
 
 
-def test_hub_without_a_network():
+@pytest.fixture
+def answer(tmp_path, monkeypatch):
+    """What is had of a hub for an id: the files of the folder, or one sentence. huggingface_hub's cache is empty."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+    def ask(name, url):
+        monkeypatch.setattr(constants, "ENDPOINT", url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
+        try:
+            return {path.name: path.read_text() for path in hub.resolve(name).iterdir() if path.is_file()}
+        except OSError as e:
+            asked, sentence = str(e).split(", and the hub did not give it: ")
+            assert asked == f"no such folder as {name}" and "\n" not in sentence
+            return sentence
+
+    return ask
+
+
+def test_ids_of_a_hub_and_of_its_cache(answer, tmp_path):
+    kept = {"config.json": "{}", "model.safetensors": "weights", "chat_template.jinja": "template"}
+    left = {"consolidated.safetensors": "again", "onnx/model.safetensors": "again", "README.md": "read"}
+    repositories = {"org/name": {"main": kept | left, "v2": {"config.json": "[]"}}, fake_hub.GATED: {"main": kept}}
+    with fake_hub.Hub(repositories) as server:
+        url = server.url
+        assert answer("org/name", url) == kept and answer("org/name@v2", url) == {"config.json": "[]"}
+        assert sorted(server.fetched) == sorted([*kept, "config.json"])
+        assert answer("org/name@v3", url) == "it has no such revision"
+        assert answer("org/none", url).startswith("there is none of that name, or it is private")
+        assert answer(fake_hub.GATED, url).startswith("it is gated, so accept its terms")
+    assert answer("org/name", url) == kept and answer("org/name@v2", url) == {"config.json": "[]"}
+    for absent in ("org/name@v3", "org/none"):
+        assert answer(absent, url) == "no connection, and it is not in the cache"
+    next(tmp_path.rglob("model.safetensors")).unlink()
+    assert answer("org/name", url) == "no connection, and its copy in the cache lacks files"
+
+
+def test_a_process_that_may_not_ask_the_hub(tmp_path):
     pytest.importorskip("huggingface_hub")
-    code = "from ssd.model import hub\ntry: hub.resolve('org/name')\nexcept OSError as e: print(e)"
-    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert done.stdout.startswith("no such folder as org/name, and the hub did not give it: ")
-    assert done.stdout.count("\n") == 1
+    commit = tmp_path / "hub" / "models--org--name" / "snapshots" / ("0" * 40)
+    commit.mkdir(parents=True)
+    (commit.parents[1] / "refs").mkdir()
+    (commit.parents[1] / "refs" / "main").write_text(commit.name)
+    code = "from ssd.model import hub\nprint(hub.resolve('org/name'))\ntry: hub.resolve('org/none')\n"
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", code + "except OSError as e: print(e)"]
+    found, absent = subprocess.run(command, env=environment, capture_output=True, text=True).stdout.splitlines()
+    assert Path(found) == commit and absent.endswith("did not give it: no connection, and it is not in the cache")

