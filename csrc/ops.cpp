@@ -13,9 +13,10 @@ TORCH_LIBRARY(ssd, m) {
   m.def("probe_read(Tensor x) -> int");
   m.def("probe_fma(int iterations) -> float");
   // paged cache
-  m.def("rope_append(Tensor qkv, Tensor cos, Tensor sin, Tensor positions, Tensor slots, Tensor(a!) k_cache, Tensor(b!) v_cache) -> Tensor");
+  m.def("rope_append(Tensor qkv, Tensor cos, Tensor sin, Tensor positions, Tensor slots, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? q_norm=None, Tensor? k_norm=None, float eps=0) -> Tensor");
   m.def("tree_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor page_table, Tensor prefix_lens, Tensor row_offsets, Tensor? mask, float scale, float softcap=0, bool return_lse=False) -> (Tensor, Tensor)");
-  // a whole forward pass; layers: attention norm, qkv, bias, o, bias, mlp norm, gate_up, bias, down, bias of each.
+  // a whole forward pass; layers: attention norm, qkv, bias, o, bias, mlp norm, gate_up, bias, down, bias, q norm,
+  // k norm of each, empty where there is none.
   // A feature draft gives hidden, which enters the first layer, and hidden_norm. Returns logits and features.
   m.def("llama_forward(Tensor ids, Tensor positions, Tensor slots, Tensor row_offsets, Tensor prefix_lens, Tensor page_table, Tensor? mask, Tensor logit_rows, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor embedding, Tensor[] layers, Tensor norm, Tensor lm_head, Tensor cos, Tensor sin, int heads, int inner_size, float eps, float scale, int? vocab=None, Tensor? hidden=None, Tensor? hidden_norm=None, int[] feature_layers=[]) -> (Tensor, Tensor)");
   m.def("kv_copy(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor sources, Tensor targets) -> ()");

@@ -16,14 +16,13 @@ TINY = dict(
 )
 
 
-def save_tiny(folder, seed=0, **changes):
-    """A random Llama of transformers, saved; weights large enough that attention is far from uniform."""
+def save_tiny(folder, seed=0, family="Llama", **changes):
+    """A random model of transformers, saved; weights large enough that attention is far from uniform."""
     import transformers
 
     torch.manual_seed(seed)
-    model = transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(**(TINY | changes), attn_implementation="eager")
-    ).eval()
+    config = getattr(transformers, f"{family}Config")(**(TINY | changes), attn_implementation="eager")
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(1.0 if parameter.dim() == 1 else 0.0, 0.2)
@@ -45,6 +44,17 @@ def one_request(ids, prefix=0, page_size=16, first_page=0):
         page_table=pages[None],
         logit_rows=torch.arange(rows),
     )
+
+
+def one_tree(ids, parents, prefix, page_size=16):
+    """Batch of a tree after `prefix` tokens, whose pages are 0, 1, ...; parents: of each row, -1 for the root."""
+    batch, depth, mask = one_request(ids, prefix, page_size), [], []
+    for i, parent in enumerate(parents):
+        depth.append(depth[parent] + 1 if parent >= 0 else 0)
+        mask.append((mask[parent] if parent >= 0 else 0) | 1 << i)
+    batch.positions = torch.tensor([prefix + d for d in depth], dtype=torch.int32)
+    batch.mask = torch.tensor(mask)[:, None]
+    return batch
 
 
 def relative_error(got, wanted):

@@ -22,6 +22,9 @@ SCALINGS = {
     "linear": {"type": "linear", "factor": 4.0},
     "dynamic": {"type": "dynamic", "factor": 3.0},
     "llama3": {"rope_type": "llama3", **LLAMA3},
+    "yarn": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    "yarn, all": dict(rope_type="yarn", factor=8.0, beta_fast=20.0, beta_slow=2.0, mscale=0.7, mscale_all_dim=1.5),
+    "yarn, not rounded": {"rope_type": "yarn", "factor": 2.5, "attention_factor": 1.5, "truncate": False},
 }
 
 
@@ -48,7 +51,8 @@ def test_old_and_new_spelling_agree(scaling):
 
 def test_scaling_stretches_the_context():
     stretched = {k: LlamaConfig.from_dict(BASE | {"rope_scaling": s}).max_positions for k, s in SCALINGS.items()}
-    assert stretched == {"none": 128, "default": 128, "linear": 512, "dynamic": 384, "llama3": 128}
+    yarn = {"yarn": 256, "yarn, all": 1024, "yarn, not rounded": 320}
+    assert stretched == {"none": 128, "default": 128, "linear": 512, "dynamic": 384, "llama3": 128} | yarn
     assert LlamaConfig.from_dict(BASE | {"rope_scaling": SCALINGS["llama3"]}).rope == Rope(
         "llama3", 10000.0, 8.0, 1.0, 4.0, 64
     )
@@ -75,7 +79,7 @@ def test_rope_rows_do_not_depend_on_the_length_of_the_table():
 @pytest.mark.parametrize(
     "change,message",
     [
-        ({"architectures": ["MistralForCausalLM"]}, "'MistralForCausalLM' is not supported: wanted LlamaForCausalLM"),
+        ({"architectures": ["MambaForCausalLM"]}, "'MambaForCausalLM' is not supported: wanted one of Llama"),
         ({"architectures": None, "model_type": "gpt2"}, "'gpt2' is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised by 'gptq' are not supported"),
@@ -87,7 +91,7 @@ def test_rope_rows_do_not_depend_on_the_length_of_the_table():
         ({"head_dim": 7}, "head_dim: got 7, wanted an even number"),
         ({"eos_token_id": [1, "x"]}, "eos_token_id: got .*, wanted whole numbers"),
         ({"rms_norm_eps": 0}, "rms_norm_eps: got 0"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type 'yarn' is not supported: wanted one of"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope_type 'longrope' is not supported: wanted"),
         ({"rope_scaling": {"type": "linear"}}, "factor is missing in rope_scaling of type 'linear'"),
         ({"rope_scaling": {"type": "linear", "factor": -1}}, "factor: got -1"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is not supported"),

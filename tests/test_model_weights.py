@@ -124,7 +124,7 @@ def test_bad_checkpoints_are_named(checkpoint):
     assert load_weights(config, folder, plain).layers[1].gate_up.max() == huge.max()  # though the sum overflows
     fails(f"tensor {name} in .*: dtype I64, wanted one of F32", t={name: torch.zeros(24, 16, dtype=torch.int64)})
     st.save_file(tensors, path)
-    with pytest.raises(ValueError, match="_proj.bias is in .*, but config.json has no attention_bias"):
+    with pytest.raises(ValueError, match="_proj.bias is in .*, but by config.json there is none"):
         load_weights(LlamaConfig.from_dict(CONFIG | {"attention_bias": False}), folder, plain)
     whole = path.read_bytes()
     for size in (0, 7, 100, len(whole) // 2, len(whole) - 1):

@@ -8,7 +8,8 @@ namespace ssd {
 using at::Tensor;
 
 RopeArgs rope_args(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor& positions, const Tensor& slots,
-                   const Tensor& k, const Tensor& v, const Tensor& q) {
+                   const Tensor& k, const Tensor& v, const Tensor& q, const std::optional<Tensor>& q_norm,
+                   const std::optional<Tensor>& k_norm, double eps) {
   check_dense(positions, "positions", at::kInt, 1);
   check_dense(slots, "slots", at::kLong, 1);
   check_dense(cos, "cos", at::kFloat, 2);
@@ -19,6 +20,13 @@ RopeArgs rope_args(const Tensor& qkv, const Tensor& cos, const Tensor& sin, cons
   SSD_CHECK(sin.sizes() == cos.sizes(), "sin: got shape ", sin.sizes(), ", wanted that of cos, ", cos.sizes());
   SSD_CHECK(positions.size(0) == rows, "positions: got ", positions.size(0), " elements, wanted ", rows);
   SSD_CHECK(slots.size(0) == rows, "slots: got ", slots.size(0), " elements, wanted ", rows);
+  auto norm = [&](const std::optional<Tensor>& weight, const char* name) -> const float* {
+    if (!weight) return nullptr;
+    check_dense(*weight, name, at::kFloat, 1);
+    SSD_CHECK(weight->size(0) == d, name, ": got ", weight->size(0), " elements, wanted head_dim, ", d);
+    SSD_CHECK(d <= kMaxNormedHead, name, ": got head_dim ", d, ", wanted at most ", kMaxNormedHead);
+    return weight->const_data_ptr<float>();
+  };
   const int32_t* p = positions.const_data_ptr<int32_t>();
   const int64_t* s = slots.const_data_ptr<int64_t>();
   for (int64_t r = 0; r < rows; ++r) {
@@ -29,7 +37,8 @@ RopeArgs rope_args(const Tensor& qkv, const Tensor& cos, const Tensor& sin, cons
   return {qkv.const_data_ptr<float>(), cos.const_data_ptr<float>(), sin.const_data_ptr<float>(), p, s,
           q.mutable_data_ptr<float>(), k.mutable_data_ptr(), v.mutable_data_ptr(),
           k.stride(0), k.stride(1), k.stride(2), v.stride(0), v.stride(1), v.stride(2),
-          rows, q.size(1), k.size(2), d, page_size, storage_type(k, "k_cache")};
+          rows, q.size(1), k.size(2), d, page_size, storage_type(k, "k_cache"),
+          norm(q_norm, "q_norm"), norm(k_norm, "k_norm"), float(eps)};
 }
 
 AttentionArgs attention_args(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& page_table,
@@ -91,14 +100,15 @@ namespace {
 using at::Tensor;
 
 Tensor rope_append(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor& positions, const Tensor& slots,
-                   Tensor k_cache, Tensor v_cache) {
+                   Tensor k_cache, Tensor v_cache, const std::optional<Tensor>& q_norm, const std::optional<Tensor>& k_norm,
+                   double eps) {
   ssd::check_caches(k_cache, v_cache);
   ssd::check_dense(qkv, "qkv", at::kFloat, 2);
   const int64_t d = k_cache.size(3), heads = qkv.size(1) / d - 2 * k_cache.size(2);
   SSD_CHECK(qkv.size(1) % d == 0 && heads > 0, "qkv: got ", qkv.size(1), " columns, wanted (Hq + 2 * ", k_cache.size(2),
             ") * ", d);
   Tensor q = at::empty({qkv.size(0), heads, d}, at::kFloat);
-  const auto a = ssd::rope_args(qkv, cos, sin, positions, slots, k_cache, v_cache, q);
+  const auto a = ssd::rope_args(qkv, cos, sin, positions, slots, k_cache, v_cache, q, q_norm, k_norm, eps);
   ssd::pool().run([&](ssd::Team& team) { ssd::kernels().rope_append(a, team); });
   return q;
 }

@@ -25,7 +25,8 @@ inline void check_caches(const at::Tensor& k, const at::Tensor& v) {
 }
 
 RopeArgs rope_args(const at::Tensor& qkv, const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& positions,
-                   const at::Tensor& slots, const at::Tensor& k, const at::Tensor& v, const at::Tensor& q);
+                   const at::Tensor& slots, const at::Tensor& k, const at::Tensor& v, const at::Tensor& q,
+                   const std::optional<at::Tensor>& q_norm, const std::optional<at::Tensor>& k_norm, double eps);
 
 AttentionArgs attention_args(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& page_table,
                              const at::Tensor& prefix_lens, const at::Tensor& row_offsets,

@@ -86,7 +86,10 @@ struct RopeArgs {
   int64_t k_page, k_slot, k_head, v_page, v_slot, v_head;
   int64_t rows, heads, kv_heads, head_dim, page_size;
   Type kv_type;
+  const float *q_norm, *k_norm;  // [D]: weights of an RMSNorm of each head before it is rotated, or null
+  float eps;
 };
+constexpr int kMaxNormedHead = 256;  // head_dim with norms
 
 struct SamplingParams {  // one entry a row, or a request
   const float* temperature;

@@ -9,7 +9,7 @@
 namespace {
 using at::Tensor;
 
-constexpr int kPerLayer = 10;  // attention norm, qkv, bias, o, bias, mlp norm, gate_up, bias, down, bias
+constexpr int kPerLayer = 12;  // attention norm, qkv, bias, o, bias, mlp norm, gate_up, bias, down, bias, q norm, k norm
 
 struct Layer {
   ssd::RmsNormArgs attention_norm, mlp_norm;
@@ -18,7 +18,7 @@ struct Layer {
   ssd::AttentionArgs attention;
 };
 
-std::optional<Tensor> bias_of(const Tensor& t) { return t.numel() ? std::optional<Tensor>(t) : std::nullopt; }
+std::optional<Tensor> if_any(const Tensor& t) { return t.numel() ? std::optional<Tensor>(t) : std::nullopt; }
 
 // y may be wider than x: the result then starts at column `at`.
 ssd::RmsNormArgs norm_args(const Tensor& weight, const Tensor& x, const Tensor& y, double eps, int64_t at = 0) {
@@ -39,7 +39,7 @@ void copy_rows(int64_t n, int64_t width, ssd::Team& team, To to, From from) {
 // y = x W^T (+ bias) (+ y where accumulate: the residual stream)
 ssd::LinearArgs layer_linear(const char* name, const Tensor& x, const Tensor& w, const Tensor& bias, const Tensor& y,
                              int64_t n, bool swiglu, bool accumulate) {
-  auto a = ssd::linear_args("the input", name, x.size(0), x.size(1), w, n, bias_of(bias), swiglu);
+  auto a = ssd::linear_args("the input", name, x.size(0), x.size(1), w, n, if_any(bias), swiglu);
   a.x = x.const_data_ptr<float>(), a.y = y.mutable_data_ptr<float>();
   if (accumulate) a.residual = a.y;
   return a;
@@ -96,7 +96,7 @@ std::tuple<Tensor, Tensor> llama_forward(const Tensor& ids, const Tensor& positi
     const Tensor& input = i ? normed : entering;
     l.attention_norm = norm_args(w[0], i ? x : embedded, input, eps);
     l.qkv = layer_linear("qkv", input, w[1], w[2], qkv, wide, false, false);
-    l.rope = ssd::rope_args(qkv, cos, sin, positions, slots, k, v, q);
+    l.rope = ssd::rope_args(qkv, cos, sin, positions, slots, k, v, q, if_any(w[10]), if_any(w[11]), eps);
     l.attention = ssd::attention_args(q, k, v, page_table, prefix_lens, row_offsets, mask, scale, 0);
     l.attention.out = mixed.mutable_data_ptr();
     l.o = layer_linear("o", mixed, w[3], w[4], x, hidden, false, true);

@@ -6,27 +6,29 @@
 namespace ssd {
 namespace SSD_ISA {
 
+SSD_INLINE void norm_row(const RmsNormArgs& a, int64_t r) {
+  const float* x = a.x + r * a.n;
+  float* y = a.y + r * a.y_stride;
+  f32x16 ss = zero();
+  for (int64_t i = 0; i < a.n; i += 16) {
+    int m = int(a.n - i < 16 ? a.n - i : 16);
+    f32x16 v = load_n(x + i, m);
+    if (a.residual) v = v + load_n(a.residual + r * a.n + i, m);
+    if (a.sum) store_n(a.sum + r * a.n + i, v, m);
+    store_n(y + i, v, m);
+    ss = fma(v, v, ss);
+  }
+  f32x16 scale = set1(1.f / std::sqrt(reduce_add(ss) / float(a.n) + a.eps));
+  for (int64_t i = 0; i < a.n; i += 16) {
+    int m = int(a.n - i < 16 ? a.n - i : 16);
+    store_n(y + i, load_n(y + i, m) * scale * load_n(a.weight + i, m), m);
+  }
+}
+
 inline void rms_norm(const RmsNormArgs& a, Team& team) {
   int64_t r0, r1;
   team.share(a.rows, r0, r1);
-  for (int64_t r = r0; r < r1; ++r) {
-    const float* x = a.x + r * a.n;
-    float* y = a.y + r * a.y_stride;
-    f32x16 ss = zero();
-    for (int64_t i = 0; i < a.n; i += 16) {
-      int m = int(a.n - i < 16 ? a.n - i : 16);
-      f32x16 v = load_n(x + i, m);
-      if (a.residual) v = v + load_n(a.residual + r * a.n + i, m);
-      if (a.sum) store_n(a.sum + r * a.n + i, v, m);
-      store_n(y + i, v, m);
-      ss = fma(v, v, ss);
-    }
-    f32x16 scale = set1(1.f / std::sqrt(reduce_add(ss) / float(a.n) + a.eps));
-    for (int64_t i = 0; i < a.n; i += 16) {
-      int m = int(a.n - i < 16 ? a.n - i : 16);
-      store_n(y + i, load_n(y + i, m) * scale * load_n(a.weight + i, m), m);
-    }
-  }
+  for (int64_t r = r0; r < r1; ++r) norm_row(a, r);
 }
 
 }  // namespace SSD_ISA

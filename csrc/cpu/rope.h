@@ -1,9 +1,10 @@
-// Rotary embedding of q and k, and append of k and v to the paged cache.
+// Rotary embedding of q and k, where asked for after an RMSNorm of each head, and append of k and v to the paged cache.
 //
 // Halves are rotated as pairs (i, i + D / 2): x1 cos - x2 sin, x2 cos + x1 sin, each one
 // product and one fma.
 #pragma once
 #include "kernels.h"
+#include "norm.h"
 #include "simd.h"
 
 namespace ssd {
@@ -22,11 +23,18 @@ template <class T> void rope_append_typed(const RopeArgs& a, int64_t r) {
   const int d = int(a.head_dim);
   const float* x = a.qkv + r * (a.heads + 2 * a.kv_heads) * d;
   const float *cos = a.cos + int64_t(a.positions[r]) * (d / 2), *sin = a.sin + int64_t(a.positions[r]) * (d / 2);
-  for (int h = 0; h < a.heads; ++h) rotate(x + h * d, cos, sin, d, a.q + (r * a.heads + h) * d);
+  float head[kMaxNormedHead];
+  auto normed = [&](const float* heads, const float* weight, int h) -> const float* {
+    if (!weight) return heads + h * d;
+    norm_row({heads, nullptr, weight, head, nullptr, a.heads, d, 0, a.eps}, h);
+    return head;
+  };
+  for (int h = 0; h < a.heads; ++h) rotate(normed(x, a.q_norm, h), cos, sin, d, a.q + (r * a.heads + h) * d);
   if (a.slots[r] < 0) return;
   const int64_t page = a.slots[r] / a.page_size, slot = a.slots[r] % a.page_size;
   for (int h = 0; h < a.kv_heads; ++h) {
-    rotate(x + (a.heads + h) * d, cos, sin, d, (T*)a.k + page * a.k_page + slot * a.k_slot + h * a.k_head);
+    T* k = (T*)a.k + page * a.k_page + slot * a.k_slot + h * a.k_head;
+    rotate(normed(x + a.heads * d, a.k_norm, h), cos, sin, d, k);
     T* v = (T*)a.v + page * a.v_page + slot * a.v_slot + h * a.v_head;
     for (int i = 0; i < d; i += 16) {
       const int n = std::min(16, d - i);

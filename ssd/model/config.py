@@ -1,10 +1,13 @@
-"""What config.json and generation_config.json say about a Llama."""
+"""What config.json and generation_config.json say about a Llama or a model of its kin."""
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3")
+from .families import check_windows, family_of
+
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 
 
 @dataclass(frozen=True)
@@ -17,6 +20,10 @@ class Rope:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_positions: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float = 1.0  # of cos and sin
+    truncate: bool = True
 
 
 @dataclass(frozen=True)
@@ -32,23 +39,28 @@ class LlamaConfig:
     rms_norm_eps: float
     rope: Rope
     tie_word_embeddings: bool
-    attention_bias: bool
+    attention_bias: bool  # of q, k and v
     mlp_bias: bool
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    output_bias: bool = False  # of attention's output
+    qk_norm: bool = False  # an RMSNorm of every head of q and k before it is rotated
 
     @property
     def max_positions(self) -> int:
-        """Longest sequence in tokens: linear and dynamic scaling stretch the trained length by their factor."""
-        stretch = self.rope.factor if self.rope.type in ("linear", "dynamic") else 1
-        return int(self.max_position_embeddings * stretch)
+        """Longest sequence in tokens: linear, dynamic and YaRN scaling stretch the trained length by their factor."""
+        given, rope = self.max_position_embeddings, self.rope
+        if rope.type == "yarn":  # which some config.json have stretched already
+            return max(given, int(rope.original_max_positions * rope.factor))
+        return int(given * rope.factor) if rope.type in ("linear", "dynamic") else given
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> "LlamaConfig":
         """Reads config.json and, if there, generation_config.json (its EOS ids win).
 
         Raises ValueError that names the folder, file or field: no such folder, no config.json, broken JSON,
-        an architecture, activation, quantisation or RoPE type that is not supported, a missing or unfit field.
+        an architecture, activation, attention, quantisation or RoPE type that is not supported, a missing or unfit
+        field.
         """
         folder = Path(folder)
         if not folder.is_dir():
@@ -66,6 +78,8 @@ class LlamaConfig:
     @classmethod
     def from_dict(cls, config: dict, generation: dict | None = None) -> "LlamaConfig":
         """The same from the parsed files."""
+        family = family_of(config)
+        config = family.defaults | config
         check_supported(config)
 
         def integer(name, default=None):
@@ -92,11 +106,12 @@ class LlamaConfig:
         eos = [] if eos is None else eos if isinstance(eos, list) else [eos]
         if any(type(token) is not int for token in eos):
             raise ValueError(f"eos_token_id: got {eos!r}, wanted whole numbers")
-        return cls(
+        layers, attention_bias = integer("num_hidden_layers"), bool(config.get("attention_bias", False))
+        made = cls(
             vocab_size=integer("vocab_size"),
             hidden_size=hidden,
             intermediate_size=integer("intermediate_size"),
-            num_layers=integer("num_hidden_layers"),
+            num_layers=layers,
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
@@ -104,11 +119,15 @@ class LlamaConfig:
             rms_norm_eps=number("rms_norm_eps", config.get("rms_norm_eps", 1e-6)),
             rope=read_rope(config, max_positions),
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-            attention_bias=bool(config.get("attention_bias", False)),
-            mlp_bias=bool(config.get("mlp_bias", False)),
+            attention_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
+            mlp_bias=bool(config.get("mlp_bias", False)) if family.mlp_bias is None else family.mlp_bias,
             bos_token_id=config.get("bos_token_id"),
             eos_token_ids=tuple(eos),
+            output_bias=attention_bias and family.qkv_bias is None,
+            qk_norm=family.qk_norm,
         )
+        check_windows(config, family, layers, made.max_positions)
+        return made
 
 
 def read_json(path: Path) -> dict:
@@ -129,12 +148,6 @@ def number(name: str, value) -> float:
 
 
 def check_supported(config: dict) -> None:
-    architectures = config.get("architectures") or []
-    named = architectures[0] if architectures else config.get("model_type")
-    if named not in ("LlamaForCausalLM", "llama"):
-        raise ValueError(
-            f"architecture {named!r} is not supported: wanted LlamaForCausalLM (Llama 1 to 3.x, SmolLM and their kin)"
-        )
     if config.get("hidden_act", "silu") != "silu":
         raise ValueError(f"hidden_act {config['hidden_act']!r} is not supported: wanted 'silu'")
     if config.get("quantization_config"):
@@ -153,10 +166,25 @@ def read_rope(config: dict, max_positions: int) -> Rope:
     if given.get("partial_rotary_factor", config.get("partial_rotary_factor")) not in (None, 1, 1.0):
         raise ValueError("partial_rotary_factor is not supported: wanted 1")
     fields = {"theta": number("rope_theta", given.get("rope_theta", config.get("rope_theta", 10000.0)))}
-    wanted = {"linear": ["factor"], "dynamic": ["factor"], "llama3": ["factor", "low_freq_factor", "high_freq_factor"]}
-    for name in wanted.get(kind, []):
+    wanted = {"default": [], "llama3": ["factor", "low_freq_factor", "high_freq_factor"]}
+    for name in wanted.get(kind, ["factor"]):
         if name not in given:
             raise ValueError(f"{name} is missing in rope_scaling of type {kind!r}")
         fields[name] = number(name, given[name])
+    if kind == "yarn":
+        fields |= {name: number(name, given[name]) for name in ("beta_fast", "beta_slow") if given.get(name)}
+        fields |= {"attention_factor": attention_factor(given), "truncate": bool(given.get("truncate", True))}
     original = config.get("original_max_position_embeddings", given.get("original_max_position_embeddings"))
     return Rope(kind, **fields, original_max_positions=int(original or max_positions))
+
+
+def attention_factor(given: dict) -> float:
+    """By how much YaRN sharpens attention: given, or by its equation 22, as a ratio where mscale_all_dim is given."""
+    if given.get("attention_factor") is not None:
+        return number("attention_factor", given["attention_factor"])
+
+    def scale(name):
+        return 0.1 * number(name, given.get(name) or 1) * math.log(max(1, given["factor"])) + 1
+
+    both = given.get("mscale") and given.get("mscale_all_dim")
+    return scale("mscale") / scale("mscale_all_dim") if both else 0.1 * math.log(max(1, given["factor"])) + 1

@@ -123,7 +123,8 @@ class Llama:
         normed = kernels.rms_norm(x, layer.attention_norm, c.rms_norm_eps)
         heads = c.num_heads + 2 * c.num_kv_heads
         qkv = kernels.linear(normed, layer.qkv, heads * c.head_dim, layer.qkv_bias)
-        q = kernels.rope_append(qkv, self.cos, self.sin, batch.positions, batch.slots, k, v)  # [R, Hq, D]
+        norms = (layer.q_norm, layer.k_norm, c.rms_norm_eps)
+        q = kernels.rope_append(qkv, self.cos, self.sin, batch.positions, batch.slots, k, v, *norms)  # [R, Hq, D]
         if prompts:
             out = prompts.attend(q, k, v, self.scale)
         else:

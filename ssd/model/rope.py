@@ -16,7 +16,8 @@ def rope_tables(config: LlamaConfig, max_positions: int | None = None) -> tuple[
     """
     positions = torch.arange(config.max_positions if max_positions is None else max_positions)
     angles = positions[:, None].float() * inverse_frequencies(config, positions)
-    return angles.cos(), angles.sin()
+    scale = config.rope.attention_factor
+    return angles.cos() * scale, angles.sin() * scale
 
 
 def inverse_frequencies(config: LlamaConfig, positions: torch.Tensor) -> torch.Tensor:
@@ -34,6 +35,8 @@ def inverse_frequencies(config: LlamaConfig, positions: torch.Tensor) -> torch.T
         return 1.0 / theta**exponents
     if rope.type == "llama3":
         return llama3_frequencies(config, plain)
+    if rope.type == "yarn":
+        return yarn_frequencies(config, exponents)
     return plain
 
 
@@ -46,3 +49,20 @@ def llama3_frequencies(config: LlamaConfig, plain: torch.Tensor) -> torch.Tensor
     slowed = plain / rope.factor
     blended = (1 - blend) * slowed + blend * plain
     return torch.where(wave > context / low, slowed, torch.where(wave < context / high, plain, blended))
+
+
+def yarn_frequencies(config: LlamaConfig, exponents: torch.Tensor) -> torch.Tensor:
+    """YaRN (Peng et al., arXiv 2309.00071): dimensions that turn more than beta_fast times in the trained context are
+    kept, those that turn less than beta_slow times slowed by `factor`, with a ramp between."""
+    rope, dim = config.rope, config.head_dim
+
+    def bound(turns):
+        return dim * math.log(rope.original_max_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = bound(rope.beta_fast), bound(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    ramp = ((torch.arange(dim // 2) - low) / (high - low or 0.001)).clamp(0, 1)
+    keep, periods = 1 - ramp, rope.theta**exponents
+    return 1 / (rope.factor * periods) * (1 - keep) + 1 / periods * keep

@@ -30,6 +30,8 @@ class LayerWeights:
     gate_up_bias: torch.Tensor | None  # float32 [2 I], interleaved as the rows are
     down: torch.Tensor
     down_bias: torch.Tensor | None  # float32 [H]
+    q_norm: torch.Tensor | None = None  # float32 [D], of every head
+    k_norm: torch.Tensor | None = None
 
 
 @dataclass
@@ -107,12 +109,16 @@ def tensor_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
     linears = {"self_attn.q_proj": (q, hidden), "self_attn.k_proj": (kv, hidden), "self_attn.v_proj": (kv, hidden)}
     linears |= {"self_attn.o_proj": (hidden, q), "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden)}
     linears |= {"mlp.down_proj": (hidden, inner)}
+    biased = dict.fromkeys(("q_proj", "k_proj", "v_proj"), config.attention_bias) | {"o_proj": config.output_bias}
+    biased |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), config.mlp_bias)
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
     for i in range(config.num_layers):
         for name, shape in linears.items():
             shapes[f"model.layers.{i}.{name}.weight"] = shape
-            if config.attention_bias if name.startswith("self") else config.mlp_bias:
+            if biased[name.split(".")[1]]:
                 shapes[f"model.layers.{i}.{name}.bias"] = shape[:1]
+        for name in ("q_norm", "k_norm") if config.qk_norm else ():
+            shapes[f"model.layers.{i}.self_attn.{name}.weight"] = (dim,)
         for name in ("input_layernorm", "post_attention_layernorm"):
             shapes[f"model.layers.{i}.{name}.weight"] = (hidden,)
     shapes["model.norm.weight"] = (hidden,)
@@ -177,8 +183,8 @@ def load_weights(
     for name, shape in shapes.items():
         checkpoint.check(name, shape)
     for name in checkpoint.where:
-        if name.endswith("_proj.bias") and name not in shapes:
-            raise ValueError(f"tensor {name} is in {folder}, but config.json has no attention_bias or mlp_bias")
+        if name.endswith(("_proj.bias", "q_norm.weight", "k_norm.weight")) and name not in shapes:
+            raise ValueError(f"tensor {name} is in {folder}, but by config.json there is none")
 
     def get(name):
         return checkpoint.tensor(name, shapes[name])
@@ -214,6 +220,8 @@ def load_weights(
             gate_up_bias=vector(*(x + "bias" for x in pair), join=lambda biases: interleave(*biases)),
             down=packed_down(f"{mlp}down_proj.weight"),
             down_bias=vector(f"{mlp}down_proj.bias"),
+            q_norm=vector(f"{attention}q_norm.weight"),
+            k_norm=vector(f"{attention}k_norm.weight"),
         )
 
     # the largest first, while little else is in memory

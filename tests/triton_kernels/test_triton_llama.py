@@ -12,6 +12,7 @@ from ssd.model.rope import rope_tables
 from ssd.model.weights import load_weights
 
 SMALL = dict(head_dim=16, num_attention_heads=3, num_key_value_heads=1, hidden_size=48, attention_bias=True)
+NORMED = SMALL | {"family": "Qwen3"}
 
 
 def loaded(folder, device, dtype, format):
@@ -43,8 +44,9 @@ def ids():
     return torch.randint(0, 99, (7,), generator=torch.Generator().manual_seed(0))
 
 
-def test_logits_and_features_are_those_of_the_cpu(tmp_path, device, ids):
-    model_helpers.save_tiny(tmp_path, **SMALL)
+@pytest.mark.parametrize("changes", [SMALL, NORMED])
+def test_logits_and_features_are_those_of_the_cpu(tmp_path, device, ids, changes):
+    model_helpers.save_tiny(tmp_path, **changes)
     model, cpu = loaded(tmp_path, device, torch.float32, "fp32"), Llama.load(tmp_path, "fp32")
     got = forward(model, model_helpers.one_request(ids), cache(model, torch.float32), (0, 2, 1))
     wanted = cpu.forward_features(model_helpers.one_request(ids), cpu.new_kv_cache(4), (0, 2, 1))
@@ -53,7 +55,7 @@ def test_logits_and_features_are_those_of_the_cpu(tmp_path, device, ids):
 
 
 def test_steps_and_a_chunk_have_the_same_bits(tmp_path, device, ids):
-    model_helpers.save_tiny(tmp_path, **SMALL | {"num_hidden_layers": 1})
+    model_helpers.save_tiny(tmp_path, **NORMED | {"num_hidden_layers": 1})
     model = loaded(tmp_path, device, torch.bfloat16, "bf16")
     make = partial(cache, model, torch.bfloat16)
     chunk = forward(model, model_helpers.one_request(ids), make())[0]

@@ -9,7 +9,7 @@ from ..norm.triton import rms_norm
 from ..rope_append.triton import rope_append
 from ..tree_attention.triton import tree_attention
 
-FIELDS = 10  # tensors of a layer
+FIELDS = 12  # tensors of a layer
 
 
 def llama_forward(
@@ -23,13 +23,13 @@ def llama_forward(
     stream = {0: x}
     for i, (k, v) in enumerate(zip(k_cache, v_cache, strict=True)):
         layer = (t if t.numel() else None for t in layers[FIELDS * i : FIELDS * (i + 1)])
-        attention_norm, qkv, qkv_bias, o, o_bias, mlp_norm, gate_up, gate_up_bias, down, down_bias = layer
+        attention_norm, qkv, qkv_bias, o, o_bias, mlp_norm, gate_up, gate_up_bias, down, down_bias, *norms = layer
         if i == 0 and hidden is not None:
             y = torch.cat([rms_norm(embedded, attention_norm, eps), rms_norm(hidden, hidden_norm, eps)], 1)
         else:
             y = rms_norm(x, attention_norm, eps)
         y = linear(y, qkv, (heads + 2 * num_kv_heads) * head_dim, qkv_bias)
-        q = rope_append(y, cos, sin, positions, slots, k, v)  # [R, Hq, D]
+        q = rope_append(y, cos, sin, positions, slots, k, v, *norms, eps)  # [R, Hq, D]
         y, _ = tree_attention(q, k, v, page_table, prefix_lens, row_offsets, mask, scale)
         x = linear(y.flatten(1), o, width, o_bias, x)
         y = linear_swiglu(rms_norm(x, mlp_norm, eps), gate_up, 32 * -(-inner_size // 16), gate_up_bias)

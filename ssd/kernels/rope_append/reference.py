@@ -1,7 +1,9 @@
 import torch
 
+from ..norm.reference import rms_norm
 
-def rope_append(qkv, cos, sin, positions, slots, k_cache, v_cache):
+
+def rope_append(qkv, cos, sin, positions, slots, k_cache, v_cache, q_norm=None, k_norm=None, eps=0.0):
     """Rotates q and k, stores k and v at `slots` (in place; -1: not stored) and returns q [R, Hq, D]."""
     num_kv_heads, head_dim = k_cache.shape[-2:]
     q, k, v = (
@@ -9,6 +11,7 @@ def rope_append(qkv, cos, sin, positions, slots, k_cache, v_cache):
         .unflatten(-1, (-1, head_dim))
         .split([qkv.shape[-1] // head_dim - 2 * num_kv_heads, num_kv_heads, num_kv_heads], -2)
     )
+    q, k = (x if w is None else rms_norm(x, w, eps) for x, w in ((q, q_norm), (k, k_norm)))
     c, s = cos[positions.long(), None], sin[positions.long(), None]  # [R, 1, D / 2]
 
     def rotate(x):
