@@ -201,6 +201,8 @@ def others(model: Model, rows: int) -> list[Case]:
     tables, qkv = floats(8192, m.head_dim // 2), floats(rows, heads * m.head_dim)
     places = (ints(rows), longs(rows), cache[0], cache[0])
     case("rope", 6 * rows * heads * m.head_dim, rope_append, qkv, tables, tables, *places)
+    places += (meta(m.head_dim), meta(m.head_dim), 1e-6)
+    case("norms and rope", 6 * rows * heads * m.head_dim, rope_append, qkv, tables, tables, *places)
     token = 2 * cache[0, 0, 0].nbytes
     case("kv_copy", 2 * m.depth * rows * token, kv_copy, cache, cache, longs(rows), longs(rows))
     case("sample", 4 * rows * vocab, sample, logits, *filters)
