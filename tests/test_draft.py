@@ -6,7 +6,7 @@ import pytest
 import tiny_checkpoint
 import torch
 from draft_helpers import HIDDEN, VOCAB, feature_draft_reference, write_draft
-from model_helpers import one_request, relative_error
+from model_helpers import one_request, relative_error, save_tiny
 from safetensors.torch import load_file, save_file
 
 from ssd.model.draft import Draft
@@ -53,8 +53,31 @@ def test_an_independent_draft_of_the_targets_weights_is_the_target(target, tmp_p
     assert torch.equal(a, b) and draft.ids is None and draft.feature_layers == ()
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_draft_whose_vocabulary_has_less_padding(target, tmp_path, tied):
+    folder = tiny_checkpoint.write(tmp_path / "d", vocab_size=VOCAB - 12)
+    if not tied:
+        folder = write_draft(tmp_path / "d", own_embedding=True, vocab_size=VOCAB - 12)
+    draft, alone = Draft.load(folder, target, "fp32"), Llama.load(folder, "fp32")
+    assert draft.config.vocab_size == VOCAB and draft.ids.tolist() == list(range(VOCAB - 12))
+    a, b = (m.forward(one_request(TOKENS % (VOCAB - 12)), m.new_kv_cache(4)) for m in (draft, alone))
+    assert torch.equal(a, b) and a.shape == (len(TOKENS), VOCAB - 12)
+    padding = draft.forward(one_request(torch.tensor([VOCAB - 1, 3])), draft.new_kv_cache(4))  # that the target may say
+    assert padding.isfinite().all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["Qwen2", "Qwen3", "Mistral"])
+def test_a_draft_of_another_family(target, tmp_path, family):
+    sizes = dict(vocab_size=VOCAB, max_position_embeddings=256, sliding_window=None)
+    theirs = save_tiny(tmp_path, family=family, **sizes)
+    draft = Draft.load(tmp_path, target, "fp32")
+    got = draft.forward(one_request(TOKENS), draft.new_kv_cache(4))
+    assert max(relative_error(got, theirs(TOKENS[None]).logits[0])) < 1e-5
+
+
 BAD = [
-    (dict(vocab_size=271), "vocabulary of 271 tokens, wanted that of the target, 272"),
+    (dict(vocab_size=273), "vocabulary of 273 tokens, wanted that of the target, 272"),
     (dict(feature_layers=[3]), "wanted layers from 0 to 2"),
     (dict(feature_layers="all"), "feature_layers"),
     (dict(hidden_size=48), "to share the target's embedding, 32 is wanted"),

@@ -22,6 +22,8 @@ class TokenBytes:
         if not self.byte_level and not {"ByteFallback", "Metaspace"} & set(kinds):
             raise ValueError(f"tokenizer.json: decoder {kinds} is not supported, wanted ByteLevel or ByteFallback")
         self.strip = sum(step.get("start", 0) for step in steps if step.get("type") == "Strip")
+        metaspaces = [step.get("prepend_scheme") for step in steps if step.get("type") == "Metaspace"]
+        self.strip += sum(scheme != "never" for scheme in metaspaces)  # the one that it put in front
         self.byte_of = {char: byte for byte, char in enumerate(byte_level_alphabet())}
         self.special = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
         self.cache: dict[int, bytes] = {}

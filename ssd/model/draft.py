@@ -1,6 +1,8 @@
 """A draft: a small Llama with the target's vocabulary, or a feature draft that also reads the target's hidden states
-(EAGLE-3, Li et al., arXiv 2503.01840). Its output vocabulary may be trimmed, its embedding that of the target."""
+(EAGLE-3, Li et al., arXiv 2503.01840). Its output vocabulary may be trimmed, its embedding that of the target, and its
+vocabulary have less padding."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,6 +14,7 @@ from .rope import rope_tables
 from .weights import Checkpoint, load_weights, tensor_shapes
 
 EAGLE3 = "LlamaForCausalLMEagle3"
+PADDING = 1024  # rows by which the vocabularies of large and small models of one tokenizer may differ
 RENAMED = {"midlayer.": "model.layers.0.", "norm.": "model.norm.", "embed_tokens.": "model.embed_tokens."}
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -47,10 +50,11 @@ class Draft(Llama):
         eagle = raw.get("architectures") == [EAGLE3]
         config = LlamaConfig.from_dict(raw | {"architectures": None, "model_type": "llama"}) if eagle else None
         config = config or LlamaConfig.from_folder(folder)
-        if config.vocab_size != wide.vocab_size:
+        fewer = wide.vocab_size - config.vocab_size
+        if not 0 <= fewer <= PADDING:
             raise ValueError(
                 f"draft {folder} has a vocabulary of {config.vocab_size} tokens, wanted that of the target, "
-                f"{wide.vocab_size}"
+                f"{wide.vocab_size}, or a little less of its padding"
             )
         layers = feature_layers(folder, raw, wide.num_layers, eagle)
         checkpoint = Checkpoint(folder, llama_name if eagle else str)
@@ -71,6 +75,9 @@ class Draft(Llama):
             return kernels.pack_linear(w.to(device), dtype)
 
         weights = load_weights(config, checkpoint, pack, embedding_dtype, shapes, embedding)
+        if embedding is None and fewer:
+            weights.embedding = torch.nn.functional.pad(weights.embedding, (0, 0, 0, fewer))
+        config = replace(config, vocab_size=wide.vocab_size)
         norm_dtype = torch.float32 if device.type == "cpu" else embedding_dtype
         if device.type != "cpu":
             weights.move(device, norm_dtype)
@@ -79,7 +86,9 @@ class Draft(Llama):
         draft.folder = folder
         draft.vocab, draft.feature_layers, draft.shift = outputs, layers, int(eagle)
         draft.feature_width = len(layers) * wide.hidden_size
-        draft.ids = read_ids(checkpoint, outputs, wide.vocab_size, eagle)
+        draft.ids = read_ids(checkpoint, outputs, wide.vocab_size - fewer, eagle)
+        if draft.ids is None and fewer:
+            draft.ids = torch.arange(outputs)
         if draft.ids is not None:
             draft.ids = draft.ids.to(device)
         draft.fc = None

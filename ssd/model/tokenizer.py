@@ -95,8 +95,9 @@ class Tokenizer:
             if self._template is None:
                 self._template = chat_environment().from_string(self.chat_template)
             return self._template.render(messages=messages, **(known | self.special_tokens | variables))
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as e:
-            raise ValueError(f"messages: the chat template refused them: {e}") from None
+        except Exception as e:  # a template is a program, and raises what it likes
+            reason = " ".join(str(e).split()) or type(e).__name__
+            raise ValueError(f"messages: the chat template refused them: {reason}") from None
 
     def encode_chat(self, messages: list[dict], add_generation_prompt: bool = True, **variables) -> list[int]:
         """Token ids of `chat`; the template writes BOS itself where the model wants one."""

@@ -230,10 +230,10 @@ class LLM:
             ids = self.tokenizer.encode(_unicode(self.tokenizer.chat(prompt), name), add_special_tokens=False)
         else:
             ids = list(prompt)
-            last = self.engine.model.config.vocab_size - 1
-            for token in ids:
-                if type(token) is not int or not 0 <= token <= last:
-                    raise ValueError(f"{name}: got token {token!r}, wanted integers from 0 to {last}")
+        last = self.engine.model.config.vocab_size - 1
+        for token in ids:  # also of a text: a tokenizer may have tokens that the model has not
+            if type(token) is not int or not 0 <= token <= last:
+                raise ValueError(f"{name}: got token {token!r}, wanted integers from 0 to {last}")
         if not ids:
             raise ValueError(f"{name}: is empty, wanted at least one token")
         if len(ids) >= self.max_model_len:
