@@ -5,8 +5,10 @@ any end-of-sequence token, and keep to the same cores, each in a process of its 
 prompt the systems take turns. `rows`: system, mode, precision, cores, workload, prompts, tokens_per_second {median,
 min, max} over prompts (tokens after the first piece by the time after it), prefill_seconds and total_seconds
 (medians), peak_bytes (resident, of the process), agreement (share of prompts with the same tokens as each other
-system of that precision). With --prefill N, `prefill`: system, mode, precision, cores, prompt_tokens, seconds to the
-first token {median, min, max}.
+system of that precision), counts (of ssd: sums over prompts of its rounds, passes and times). With --prefill N,
+`prefill`: system, mode, precision, cores, prompt_tokens, seconds to the first token {median, min, max}. Where mode sd
+is measured, `costs`: precision, cores, and seconds of a pass of target and draft by its rows, from which
+`python -m ssd.simulate --measured F` predicts the speeds.
 """
 
 import argparse
@@ -14,6 +16,7 @@ import json
 import sys
 import time
 from collections import defaultdict
+from itertools import zip_longest
 from pathlib import Path
 
 from . import plots, results
@@ -80,8 +83,21 @@ def agreement(runs: dict, configuration: tuple) -> dict[str, float]:
     }
 
 
-def measure(n: int, wanted: list[tuple], target: str, options: dict, workloads: dict, args) -> tuple[list, list]:
-    cores, rows, prefill = cores_of(n), [], []
+def total(parts: list[dict]) -> dict:
+    """Sums of dictionaries of numbers, of lists of them by place and of dictionaries, key by key."""
+    out: dict = {}
+    for key, value in (item for part in parts for item in part.items()):
+        if isinstance(value, dict):
+            out[key] = total([out.get(key, {}), value])
+        elif isinstance(value, list):
+            out[key] = [a + b for a, b in zip_longest(out.get(key, []), value, fillvalue=0)]
+        else:
+            out[key] = out.get(key, 0) + value
+    return out
+
+
+def measure(n: int, wanted: list[tuple], target: str, options: dict, workloads: dict, args) -> tuple[list, list, list]:
+    cores, rows, prefill, costs = cores_of(n), [], [], []
     workers = {c: w for c in wanted if (w := start(c, cores, target, options))}
     try:
         first = next(iter(workloads.values()))[0]
@@ -92,11 +108,12 @@ def measure(n: int, wanted: list[tuple], target: str, options: dict, workloads: 
             for c in workers:
                 rates = [r["decode_tokens"] / r["decode_seconds"] for r in runs[c]]
                 seconds = [r["prefill_seconds"] for r in runs[c]]
-                total = [r["prefill_seconds"] + r["decode_seconds"] for r in runs[c]]
+                whole = [r["prefill_seconds"] + r["decode_seconds"] for r in runs[c]]
                 rows.append(
                     {**keys(c, n), "workload": workload, "prompts": len(prompts), "max_tokens": args.max_tokens}
                     | {"tokens_per_second": spread(rates), "prefill_seconds": spread(seconds)["median"]}
-                    | {"total_seconds": spread(total)["median"], "agreement": agreement(runs, c)}
+                    | {"total_seconds": spread(whole)["median"], "agreement": agreement(runs, c)}
+                    | ({"counts": total([r["counts"] for r in runs[c]])} if "counts" in runs[c][0] else {})
                 )
         if args.prefill and workers:
             runs = take_turns(workers, long_prompts(workloads, args.prefill), 1)
@@ -104,12 +121,16 @@ def measure(n: int, wanted: list[tuple], target: str, options: dict, workloads: 
                 seconds = spread([r["prefill_seconds"] for r in runs[c]])
                 prefill.append({**keys(c, n), "prompt_tokens": args.prefill, "seconds": seconds})
         peak = {c: w.call("peak_memory") for c, w in workers.items()}
+        for (system, mode, precision), worker in workers.items():
+            if (system, mode) == ("ssd", "sd"):
+                time.sleep(REST)
+                costs.append({"precision": precision, "cores": n} | worker.call("costs"))
         for row in rows:
             row["peak_bytes"] = peak[row["system"], row["mode"], row["precision"]]
     finally:
         for worker in workers.values():
             worker.close()
-    return rows, prefill
+    return rows, prefill, costs
 
 
 def keys(configuration: tuple, cores: int) -> dict:
@@ -158,11 +179,11 @@ def main() -> None:
         "llama_cpp": {"gguf": args.gguf} if args.gguf else {},
     }
 
-    rows, prefill = [], []
+    rows, prefill, costs = [], [], []
     for n in map(int, args.cores.split(",")):
         more = measure(n, wanted, target, options, workloads, args)
-        rows, prefill = rows + more[0], prefill + more[1]
-        results.write(args.json, rows, prefill=prefill)
+        rows, prefill, costs = (kept + new for kept, new in zip((rows, prefill, costs), more, strict=True))
+        results.write(args.json, rows, prefill=prefill, costs=costs)
     plots.beside(args.json, plots.decode, rows)
     columns = ["system", "mode", "precision", "cores", "workload", "tokens_per_second", "prefill_seconds"]
     print(results.table(rows, [*columns, "total_seconds", "peak_bytes"]))

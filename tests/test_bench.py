@@ -89,7 +89,7 @@ def test_decode_measures_who_is_there(monkeypatch, capsys):
     args = Namespace(max_tokens=6, repeats=2, prefill=9)
     workloads = {"one": [[1, 2], [3]], "two": [[4]]}
     options = {"absent": {"refuse": "it is not installed"}}
-    rows, prefill = decode.measure(1, wanted, "slow", options, workloads, args)
+    rows, prefill, costs = decode.measure(1, wanted, "slow", options, workloads, args)
     assert "absent ar bf16 left out: FileNotFoundError: it is not installed" in capsys.readouterr().err
     assert [(r["system"], r["mode"], r["workload"]) for r in rows] == [
         ("fake", mode, workload) for workload in workloads for mode in ("ar", "lookup")
@@ -100,7 +100,7 @@ def test_decode_measures_who_is_there(monkeypatch, capsys):
         assert 0 < rate["min"] <= rate["median"] <= rate["max"] < 250  # a token takes at least 4 ms
         assert 0.024 <= row["total_seconds"] and 0.004 <= row["prefill_seconds"]
         assert list(row["agreement"].values()) == [1.0]
-    assert [p["prompt_tokens"] for p in prefill] == [9, 9]
+    assert [p["prompt_tokens"] for p in prefill] == [9, 9] and costs == []
 
 
 def test_agreement_is_by_precision():

@@ -1,6 +1,7 @@
 """This project."""
 
 import time
+from dataclasses import asdict
 
 from ..roofline import bind
 from . import timeline
@@ -11,7 +12,7 @@ class Peer:
         from ssd import LLM, SamplingParams
 
         bind(cores)
-        threads = cores
+        self.cores, threads = cores, cores
         if mode == "ssd":  # the last core is the draft's
             threads, options["draft_threads"] = cores[:-1] or cores, cores[-1:]
         elif mode == "auto" and len(cores) > 1:  # it shares them out itself
@@ -20,7 +21,36 @@ class Peer:
         self.params = SamplingParams
 
     def generate(self, ids: list[int], max_tokens: int) -> dict:
+        from ssd.runtime.metrics import Metrics
+
         params = self.params(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+        metrics = self.llm.engine.metrics = Metrics()
+        before = self.draft_counts()
         start = time.perf_counter()
         arrivals = [(time.perf_counter(), list(chunk.token_ids)) for chunk in self.llm.stream(ids, params)]
-        return timeline(start, [a for a in arrivals if a[1]], max_tokens)
+        after = self.draft_counts()
+        counts = asdict(metrics) | {"shapes": {f"{n} {accepted}": c for (n, accepted), c in metrics.shapes.items()}}
+        counts |= {name: value - before.get(name, 0) for name, value in after.items()}
+        return timeline(start, [a for a in arrivals if a[1]], max_tokens) | {"counts": counts}
+
+    def draft_counts(self) -> dict:
+        """What the draft did so far: passes and rows of them; with a lane of its own also hits, misses, retries (asked
+        for by the target) and the target's wait for them."""
+        speculator = self.llm.engine.speculator
+        speculator = getattr(speculator, "current", speculator)  # of auto, or of two drafts
+        lane = getattr(speculator, "lane", None)
+        runner = lane.runner if lane else getattr(getattr(speculator, "proposer", None), "runner", None)
+        out = {"draft_passes": runner.passes, "draft_rows": runner.rows} if runner else {}
+        if lane:
+            retries = len(speculator.recoveries["local_retry"].seconds)
+            out |= {"hits": speculator.hits, "misses": speculator.misses, "retries": retries}
+            out |= {"wait_seconds": speculator.wait_seconds, "lane_seconds": lane.seconds}
+        return out
+
+    def costs(self) -> dict:
+        """Seconds of a pass by its rows, as ssd.runtime.costs.Costs has them: on all cores, and with the last one for
+        the draft. In mode "sd"."""
+        from ssd.runtime.costs import measure
+
+        draft, cores = self.llm.engine.speculator.proposer.draft, self.cores
+        return asdict(measure(self.llm.engine.model, draft, cores, cores[:-1] or cores, cores[-1:]))

@@ -1,0 +1,203 @@
+"""python -m ssd.simulate: plain decoding, speculation and SSD on hardware that is not at hand."""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from ssd.markdown import table
+from ssd.run import BadInput, Parser
+
+from . import announcement, paper, questions
+from .fit import Fit, fit
+from .hardware import GPUS, gpu
+from .models import MODELS, model
+from .published import CONTEXT, PAIRS, WORKLOADS
+from .roofline import Constants, Roofline
+from .serving import Load
+from .statistics import Statistics, from_run, published
+
+TABLES = ("paper", "announcement", "hardware")
+QUESTIONS = ("best", "gpu", "batch", "replicas")
+
+
+def parser() -> argparse.ArgumentParser:
+    p = Parser(prog="python -m ssd.simulate", description=__doc__, allow_abbrev=False)
+    what = p.add_mutually_exclusive_group(required=True)
+    what.add_argument("--table", choices=TABLES, help="published speeds, or the data sheets, beside the simulation's")
+    what.add_argument(
+        "--ask", choices=QUESTIONS,
+        help="best K, fan-out and draft of a pair; a GPU for the draft or one more for the target; the batch at which "
+        "SSD stops paying; replicas under random arrivals",
+    )  # fmt: skip
+    what.add_argument("--measured", metavar="F", help="the --json of bench.decode: its speeds and the simulation's")
+    p.add_argument("--json", metavar="F", help="write rows, constants and the answer here")
+    p.add_argument("--rounds", type=positive, default=10000, metavar="N", help="of a run of a table (%(default)s)")
+    p.add_argument("--seed", type=int, default=0, metavar="N", help="same seed, same result (0)")
+    p.add_argument("--set", action="append", default=[], metavar="NAME=X", help="a constant in place of the fitted one")
+    q = p.add_argument_group("the pair")
+    q.add_argument("--target", default="llama-3.1-70b", help=f"{', '.join(MODELS)}, or a folder (%(default)s)")
+    q.add_argument("--draft", default="llama-3.2-1b", help="the same; several with commas (%(default)s)")
+    q.add_argument("--gpu", default="H100", help=f"{', '.join(GPUS)} (%(default)s)")
+    q.add_argument("--gpus", type=positive, default=4, metavar="N", help="of the target; SSD has one more (%(default)s)")
+    q.add_argument("--batch", type=positive, metavar="N", help="sequences that decode together (1; 4 with replicas)")
+    q.add_argument("--context", type=float, default=CONTEXT, metavar="N", help="mean tokens of a sequence (%(default)g)")
+    q.add_argument("-k", type=positive, metavar="N", help="tokens of a speculation (the best up to 10)")
+    q.add_argument("--branches", type=positive, metavar="N", help="outcomes prepared for in all (the best)")
+    q.add_argument("--workload", choices=WORKLOADS, help="of a published pair (the mean of the four)")
+    q.add_argument("--acceptance", metavar="A", help="chance of a token, or one for each draft with commas")
+    q.add_argument("--exponent", type=float, metavar="R", help="of the law of hits (fitted)")
+    q.add_argument("--stats", metavar="F", help="take acceptance and hit rate from the --json of a run of ssd.run")
+    r = p.add_argument_group("replicas")
+    r.add_argument("--rate", type=float, default=2.0, metavar="X", help="requests a second (%(default)g)")
+    r.add_argument("--replicas", default="1,2,4", metavar="N,...", help="numbers of them (%(default)s)")
+    r.add_argument("--requests", type=positive, default=400, metavar="N", help="that arrive in all (%(default)s)")
+    r.add_argument("--prompt", type=positive, default=256, metavar="N", help="tokens of a prompt (%(default)s)")
+    r.add_argument("--answer", type=positive, default=256, metavar="N", help="tokens of an answer (%(default)s)")
+    r.add_argument("--max-batch", type=positive, default=16, metavar="N", help="of a replica (%(default)s)")
+    return p
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"got {text}, wanted at least 1")
+    return value
+
+
+def statistics(args, found: Fit, draft: str, number: int) -> Statistics:
+    """Of one draft, the number-th that was asked for."""
+    exponent = found.exponent if args.exponent is None else args.exponent
+    if not 0 < exponent <= 20:
+        raise ValueError(f"--exponent: got {exponent:g}, wanted a number in (0, 20]")
+    if args.stats:
+        return from_run(args.stats, exponent)
+    if args.acceptance is None:
+        known = published(found, args.target, draft, args.workload)
+        return Statistics(known.acceptance, exponent, known.source)
+    try:
+        values = [float(x) for x in args.acceptance.split(",")]
+    except ValueError:
+        values = []
+    if len(values) <= number or not all(0 <= a < 1 for a in values):
+        raise ValueError(f"--acceptance: got {args.acceptance}, wanted a number in [0, 1) for each draft, with commas")
+    return Statistics(values[number], exponent, "--acceptance")
+
+
+def ask(args, found: Fit, constants: Constants) -> dict:
+    """{"rows", "answer", and what they rest on}."""
+    names, target = args.draft.split(","), model(args.target)
+    if args.context < 1:
+        raise ValueError(f"--context: got {args.context:g}, wanted at least 1 token")
+    if args.branches and args.ask == "gpu":
+        raise ValueError("--branches: --ask gpu takes the best, wanted none")
+    drafts = {
+        name: (
+            Roofline(gpu(args.gpu), target, model(name, "--draft"), constants, args.gpus, args.context),
+            statistics(args, found, name, i),
+        )
+        for i, name in enumerate(names)
+    }
+    times, stats = next(iter(drafts.values()))
+    if not times.fits(args.batch or 1) and args.ask != "gpu":
+        raise ValueError(f"--gpus: {args.target} does not fit into {args.gpus} {args.gpu}, wanted more of them")
+    if args.ask == "best":
+        rows, answer = questions.ask_best(drafts, args.batch or 1, args.k, args.branches)
+    elif args.ask == "gpu":
+        rows, answer = questions.ask_gpu(times, stats, args.batch or 1)
+    elif args.ask == "batch":
+        rows, answer = questions.ask_batch(times, stats, args.k, args.branches)
+    else:
+        load = Load(args.rate, args.requests, args.prompt, args.answer, args.max_batch)
+        rows, answer = questions.ask_replicas(
+            times, stats, load, counts(args.replicas), args.batch or 4, args.k, args.branches, args.seed
+        )
+    known = {name: asdict(s) for name, (_, s) in drafts.items()}
+    return {"rows": rows, "columns": columns(rows), "answer": answer, "statistics": known}
+
+
+def counts(text: str) -> list[int]:
+    try:
+        values = [int(x) for x in text.split(",")]
+    except ValueError:
+        values = [0]
+    if min(values) < 1:
+        raise ValueError(f"--replicas: got {text}, wanted numbers of at least 1, with commas")
+    return values
+
+
+def columns(rows: list[dict]) -> list[str]:
+    """All keys, in the order in which they come up."""
+    return list(dict.fromkeys(key for row in rows for key in row))
+
+
+def hardware() -> list[dict]:
+    return [
+        {"GPU": g.name, "quantity": name, "value": getattr(g, name), "source": g.source[name]}
+        for g in GPUS.values()
+        for name in g.source
+    ]
+
+
+def run(args) -> int:
+    for path in filter(None, [args.json]):
+        if Path(path).is_dir() or not Path(path).absolute().parent.is_dir():
+            raise ValueError(f"--json: cannot write {path}: wanted a file in a folder that is there")
+    found = fit()
+    constants = found.constants.replaced(args.set)
+    report = {"command": "python -m ssd.simulate " + " ".join(sys.argv[1:]), "constants": asdict(constants)}
+    report |= {"exponent": found.exponent, "acceptance": {PAIRS[n].name: dict(zip(WORKLOADS, a, strict=True))
+               for n, a in found.acceptance.items()}}  # fmt: skip
+    fitted = Fit(constants, found.acceptance, found.shift, found.slope, found.exponent)
+    if args.table == "hardware":
+        rows = hardware()
+        report |= {"rows": rows, "columns": columns(rows)}
+    elif args.table == "announcement":
+        rows = announcement.rows(fitted, args.rounds)
+        report |= {"rows": rows, "columns": announcement.COLUMNS}
+    elif args.table == "paper":
+        rows = paper.rows(fitted, args.rounds)
+        report |= {"rows": rows, "columns": paper.COLUMNS, "passes": paper.passes(fitted)}
+        report["summary"] = paper.summary(rows)
+    elif args.measured:
+        from . import measured  # which needs torch
+
+        report = {"command": report["command"], "rows": measured.rows(args.measured, args.rounds, args.seed)}
+        report |= {"columns": measured.COLUMNS, "answer": measured.verdict(report["rows"])}
+    else:
+        report |= ask(args, fitted, constants)
+    show(report)
+    if args.json:
+        Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
+    return 0
+
+
+def show(report: dict) -> None:
+    print(table(report["rows"], report.pop("columns")))
+    for name in ("passes", "summary"):
+        if name in report:
+            print("\n" + table(report[name], columns(report[name])))
+    if "answer" in report:
+        print("\n" + report["answer"])
+    if c := report.get("constants"):
+        print(
+            f"\nConstants: bandwidth {c['bandwidth']:.3f} and matrix {c['matrix']:.3g} of the peak, a target pass "
+            f"{1e3 * c['host']:.2f} ms and a draft pass {1e3 * c['draft_host']:.2f} ms beside their kernels; "
+            f"exponent of hits {report['exponent']:.3f}."
+        )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit code: 0 done, 2 bad input (one sentence on stderr), 130 interrupted."""
+    try:
+        return run(parser().parse_args(argv))
+    except KeyboardInterrupt:
+        return 130
+    except (BadInput, ValueError, OSError) as e:
+        print(f"ssd: {e}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

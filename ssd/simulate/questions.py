@@ -1,0 +1,148 @@
+"""Answers to what one asks before buying: the settings of a pair, one more GPU or a draft's own, batches, replicas."""
+
+from dataclasses import dataclass, replace
+
+from . import formula
+from .lanes import Plan, simulate
+from .roofline import Roofline
+from .serving import Load, serve
+from .statistics import Statistics
+
+LONGEST = 10
+PER_NODE = (1, 2, 3, 4, 6, 8)  # branches tried, by tokens of the speculation and one
+ROUNDS = 3000
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A plan with the speed that the simulation gives it, tokens a second of all sequences together."""
+
+    plan: Plan
+    speed: float
+    hit_rate: float | None
+    fan_out: list[int]
+
+    def columns(self, name: str = "") -> dict:
+        """What a table shows of it, under names that begin with `name`."""
+        p, out = self.plan, {f"{name}tokens/s": self.speed}
+        if p.k:
+            out[f"{name}K"] = p.k
+        if p.mode == "ssd":
+            out |= {f"{name}branches": p.branches, f"{name}miss": "retry" if p.wait == "any" else "go on"}
+        return out
+
+
+def best(times: Roofline, stats: Statistics | None, mode: str, batch: int = 1, k: int | None = None,
+         branches: int | None = None) -> Choice:  # fmt: skip
+    """The fastest plan of a mode by the formulas, and what the simulation gives it. k, branches: only these."""
+    if mode == "ar":
+        return Choice(Plan("ar"), formula.ar(times, batch), None, [])
+    found = []
+    for length in range(1, LONGEST + 1) if k is None else (k,):
+        if mode == "sd":
+            found.append((formula.sd(times, stats.outcomes(length), length, batch), Plan("sd", length)))
+            continue
+        for m in sorted({n * (length + 1) for n in PER_NODE} | {4, 8}) if branches is None else (branches,):
+            outcomes = stats.outcomes(length, m)
+            for wait, of in (("any", formula.ssd), ("never", formula.ssd_going_on)):
+                found.append((of(times, outcomes, length, m, batch), Plan("ssd", length, m, wait=wait)))
+    plan = max(found, key=lambda pair: pair[0])[1]
+    tally = simulate(times, plan, stats.outcomes(plan.k, plan.branches), batch, max(ROUNDS // batch, 100))
+    fan_out = stats.fan_out(plan.k, plan.branches) if mode == "ssd" else []
+    return Choice(plan, tally.speed, tally.hit_rate, fan_out)
+
+
+def ask_best(drafts: dict[str, tuple[Roofline, Statistics]], batch: int, k, branches) -> tuple[list[dict], str]:
+    """Rows by draft and mode, the fastest first, and the answer in a sentence. drafts: name to (times, statistics)."""
+    rows = []
+    for name, (times, stats) in drafts.items():
+        plain = best(times, stats, "ar", batch)
+        for mode in ("ar", "sd", "ssd"):
+            if mode == "ar" and rows:
+                continue
+            choice = plain if mode == "ar" else best(times, stats, mode, batch, k, branches)
+            gpus = times.gpus + (mode == "ssd")
+            row = {"mode": mode, "draft": None if mode == "ar" else name, "GPUs": gpus} | choice.columns()
+            row |= {"fan-out": " ".join(map(str, choice.fan_out)) or None, "hit rate": choice.hit_rate}
+            rows.append(row | {"over AR": choice.speed / plain.speed, "tokens/s a GPU": choice.speed / gpus})
+    rows.sort(key=lambda r: -r["tokens/s"])
+    top = rows[0]
+    if top["mode"] == "ar":
+        return rows, f"Plain decoding is fastest, {top['tokens/s']:.0f} tokens/s."
+    how = f" and {top['branches']} branches (by accepted tokens: {top['fan-out']})" if top["mode"] == "ssd" else ""
+    return rows, (
+        f"{top['mode'].upper()} with {top['draft']}, K = {top['K']}{how}: {top['tokens/s']:.0f} tokens/s, "
+        f"{top['over AR']:.2f} times plain decoding."
+    )
+
+
+def ask_gpu(times: Roofline, stats: Statistics, batch: int, most: int = 8) -> tuple[list[dict], str]:
+    """The same number of GPUs spent in three ways: all for plain decoding, all for the target with the draft on one of
+    them, one for the draft alone."""
+    rows = []
+    for n in range(2, most + 1):
+        whole, less = replace(times, gpus=n), replace(times, gpus=n - 1)
+        fits = {"AR": whole.fits(batch), "SD": whole.fits(batch), "SSD": less.fits(batch)}
+        speed = {
+            name: best(t, stats, name.lower(), batch).speed if fits[name] else None
+            for name, t in (("AR", whole), ("SD", whole), ("SSD", less))
+        }
+        row = {"GPUs": n} | {f"{name} tokens/s": value for name, value in speed.items()}
+        known = {name: v for name, v in speed.items() if v}
+        row["SSD / SD"] = speed["SSD"] / speed["SD"] if speed["SSD"] and speed["SD"] else None
+        rows.append(row | {"fastest": max(known, key=known.get) if known else "does not fit"})
+    won = [r["GPUs"] for r in rows if r["fastest"] == "SSD"]
+    lost = [r["GPUs"] for r in rows if r["fastest"] in ("AR", "SD")]
+    return rows, (
+        f"Of {rows[0]['GPUs']} to {most} GPUs in all, one for the draft alone is faster than one more for the target "
+        f"with {numbers(won)}, and slower with {numbers(lost)}."
+    )
+
+
+def numbers(values: list[int]) -> str:
+    return ", ".join(map(str, values)) or "none of them"
+
+
+def ask_batch(times: Roofline, stats: Statistics, k, branches) -> tuple[list[dict], str]:
+    """By batch the best of each mode, in all and by GPU (SSD has one more)."""
+    rows = []
+    for batch in BATCHES:
+        if not times.fits(batch):
+            break
+        choices = {mode: best(times, stats, mode, batch, k, branches) for mode in ("ar", "sd", "ssd")}
+        row = {"batch": batch}
+        for mode, choice in choices.items():
+            row |= choice.columns(f"{mode.upper()} ")
+        ar, sd, ssd = (c.speed for c in choices.values())
+        row |= {"SSD / SD": ssd / sd, "SSD / AR": ssd / ar}
+        rows.append(row | {"SSD / best other, a GPU": ssd / (times.gpus + 1) * times.gpus / max(ar, sd)})
+    return rows, (
+        f"SSD is slower than SD {first(rows, 'SSD / SD')}, slower than AR {first(rows, 'SSD / AR')}; counted by GPU it "
+        f"is slower than the better of both {first(rows, 'SSD / best other, a GPU')}."
+    )
+
+
+def first(rows: list[dict], column: str) -> str:
+    lost = [r["batch"] for r in rows if r[column] < 1]
+    return f"from batch {lost[0]} on" if lost else f"at no batch up to {rows[-1]['batch']}"
+
+
+def ask_replicas(times: Roofline, stats: Statistics, load: Load, counts: list[int], batch: int, k, branches, seed: int):
+    """Latencies by mode and number of replicas under Poisson arrivals; plans are the best for `batch`."""
+    rows = []
+    for mode in ("ar", "sd", "ssd"):
+        plan = best(times, stats, mode, batch, k, branches).plan
+        for n in counts:
+            found = serve(times, plan, stats.outcomes(plan.k, plan.branches) if plan.k else None, load, n, seed)
+            gpus = n * (times.gpus + (mode == "ssd"))
+            keeps_up = found["answers_per_second"] > 0.9 * load.rate
+            rows.append({"mode": mode, "replicas": n, "GPUs": gpus, "keeps up": "yes" if keeps_up else "no"} | found)
+    kept = [r for r in rows if r["keeps up"] == "yes"]
+    if not kept:
+        return rows, "None of them keeps up with the arrivals."
+    top, cheap = min(kept, key=lambda r: r["latency_p99"]), min(kept, key=lambda r: (r["GPUs"], r["latency_p99"]))
+    return rows, "; ".join(
+        f"{what}: {r['mode'].upper()} on {r['replicas']} ({r['GPUs']} GPUs), p99 {r['latency_p99']:.2f} s"
+        for what, r in (("fastest", top), ("fewest GPUs", cheap))
+    )

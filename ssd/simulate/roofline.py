@@ -1,0 +1,73 @@
+"""Seconds of a pass of target and draft on GPUs: bytes by bandwidth or operations by matrix rate, whichever is more,
+and what a pass costs however small it is."""
+
+from dataclasses import dataclass, fields
+
+from .hardware import KERNELS_OF_LAYER, Gpu
+from .models import BF16, Shape
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What no data sheet says. bandwidth and matrix: shares of the peak rates that a pass reaches; host, draft_host:
+    seconds of a pass of the target, of the draft, beside what its kernels take. Fitted, but for matrix, which is
+    assumed: it decides at large batches only, of which nothing is published."""
+
+    bandwidth: float
+    host: float
+    draft_host: float
+    matrix: float = 0.65
+
+    def replaced(self, settings: list[str]) -> "Constants":
+        """With NAME=VALUE of each setting. Raises ValueError for a name that is not there, or a value that cannot be."""
+        names = [f.name for f in fields(self)]
+        values = {name: getattr(self, name) for name in names}
+        for setting in settings:
+            name, _, text = setting.partition("=")
+            try:
+                value = float(text)
+            except ValueError:
+                value = -1.0
+            share = name in ("bandwidth", "matrix")
+            if name not in names or not 0 <= value or (share and not 0 < value <= 1):
+                raise ValueError(f"--set: got {setting!r}, wanted NAME=VALUE with a name of {', '.join(names)}; "
+                                 "bandwidth and matrix in (0, 1], the others in seconds")  # fmt: skip
+            values[name] = value
+        return Constants(**values)
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Times of a pair. gpus: over which the target's matrices are split; the draft has one GPU. context: tokens that a
+    sequence has on average."""
+
+    gpu: Gpu
+    target: Shape
+    draft_model: Shape | None
+    constants: Constants
+    gpus: int = 4
+    context: float = 400.0
+
+    def pass_seconds(self, model: Shape, gpus: int, sequences: int, rows: int) -> float:
+        """Of a pass over `rows` rows of so many sequences."""
+        c, g = self.constants, self.gpu
+        read = model.weight_bytes + sequences * self.context * model.kv_bytes
+        work = model.flops(rows, self.context)
+        stream = max(read / (c.bandwidth * g.bandwidth), work / (c.matrix * g.matrix)) / gpus
+        launches = KERNELS_OF_LAYER * g.launch
+        reduces = 2 * g.reduce_seconds(gpus, BF16 * rows * model.hidden)  # after attention and after the MLP
+        return stream + model.layers * (launches + reduces)
+
+    def verify(self, sequences: int, rows: int) -> float:
+        """Seconds of a pass of the target."""
+        return self.pass_seconds(self.target, self.gpus, sequences, rows) + self.constants.host
+
+    def draft(self, sequences: int, rows: int) -> float:
+        """Seconds of a pass of the draft."""
+        return self.pass_seconds(self.draft_model, 1, sequences, rows) + self.constants.draft_host
+
+    def fits(self, sequences: int = 1) -> bool:
+        """Whether weights and KV leave a tenth of the memory."""
+        t = self.target
+        table = BF16 * t.hidden * t.vocab
+        return t.weight_bytes + table + sequences * self.context * t.kv_bytes <= 0.9 * self.gpus * self.gpu.memory

@@ -1,0 +1,67 @@
+"""What is known of a pair's acceptance and hits: published speeds, a run of the engine, or a number."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from .fit import Fit
+from .outcomes import Outcomes, allocate, exponent_of, law
+from .published import PAIRS, WORKLOADS
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """acceptance: chance that a token is accepted after those before it; exponent: of the law of hits; source: where
+    they come from."""
+
+    acceptance: float
+    exponent: float
+    source: str
+
+    def outcomes(self, k: int, branches: int = 0) -> Outcomes:
+        """Of chains of k tokens with so many branches in all, shared out as theorem 12 has it."""
+        return law(self.acceptance, self.exponent, self.fan_out(k, branches))
+
+    def fan_out(self, k: int, branches: int) -> list[int]:
+        return allocate(self.acceptance, self.exponent, k, branches)
+
+
+def published(fit: Fit, target: str, draft: str, workload: str | None) -> Statistics:
+    """Of a published pair; the mean over the workloads where none is named. Raises ValueError where nothing is known."""
+    for name, pair in PAIRS.items():
+        if (pair.target, pair.draft) == (target.lower(), draft.lower()):
+            a = fit.acceptance[name]
+            mean = sum(a) / len(a)
+            acceptance = mean if workload is None else a[WORKLOADS.index(workload)]
+            return Statistics(acceptance, fit.exponent, f"fitted on {pair.name}, {workload or 'mean of its workloads'}")
+    raise ValueError(
+        f"--acceptance: nothing is published of {target} with {draft}, wanted a number, or --stats of a run of this pair"
+    )
+
+
+def from_run(path: str, exponent: float) -> Statistics:
+    """From the file of `python -m ssd.run --json`. A run of ssd tells the exponent too, by its hit rate; else it is the
+    one given. Raises ValueError that names the file and what it lacks."""
+    report = read(path)
+    stats, config = report.get("stats"), report.get("config")
+    a = stats.get("acceptance_rate") if isinstance(stats, dict) else None
+    if not isinstance(config, dict) or not isinstance(a, (int, float)) or not 0 <= a <= 1:
+        raise ValueError(f"{path}: holds no acceptance_rate, wanted the --json of a run with --mode sd, ssd or auto")
+    a, hit_rate = min(float(a), 0.999), stats.get("hit_rate")
+    if isinstance(hit_rate, (int, float)) and 0 < hit_rate < 1:
+        k = config.get("k") or 4
+        each = config.get("fan_out")
+        fan_out = [each] * (k + 1) if each else allocate(a, 1.0, k, config.get("branches") or 12)
+        exponent = exponent_of(a, fan_out, hit_rate)
+    return Statistics(a, exponent, path)
+
+
+def read(path: str) -> dict:
+    """A JSON object. Raises ValueError that names the file."""
+    try:
+        value = json.loads(Path(path).read_bytes().decode())
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: is not a JSON object")
+    return value
