@@ -7,7 +7,7 @@ min, max} over prompts (tokens after the first piece by the time after it), pref
 (medians), peak_bytes (resident, of the process), agreement (share of prompts with the same tokens as each other
 system of that precision), counts (of ssd: sums over prompts of its rounds, passes and times). With --prefill N,
 `prefill`: system, mode, precision, cores, prompt_tokens, seconds to the first token {median, min, max}. Where mode sd
-is measured, `costs`: precision, cores, and seconds of a pass of target and draft by its rows, from which
+is measured, `costs`: precision, cores, workload, and seconds of a pass of target and draft by its rows, from which
 `python -m ssd.simulate --measured F` predicts the speeds.
 """
 
@@ -120,11 +120,11 @@ def measure(n: int, wanted: list[tuple], target: str, options: dict, workloads: 
             for c in workers:
                 seconds = spread([r["prefill_seconds"] for r in runs[c]])
                 prefill.append({**keys(c, n), "prompt_tokens": args.prefill, "seconds": seconds})
+            for (system, mode, precision), worker in workers.items():
+                if (system, mode) == ("ssd", "sd"):  # beside the runs, so that a disturbance meets them too
+                    time.sleep(REST)
+                    costs.append({"precision": precision, "cores": n, "workload": workload} | worker.call("costs"))
         peak = {c: w.call("peak_memory") for c, w in workers.items()}
-        for (system, mode, precision), worker in workers.items():
-            if (system, mode) == ("ssd", "sd"):
-                time.sleep(REST)
-                costs.append({"precision": precision, "cores": n} | worker.call("costs"))
         for row in rows:
             row["peak_bytes"] = peak[row["system"], row["mode"], row["precision"]]
     finally:

@@ -1,6 +1,5 @@
 """Counts and times of an engine."""
 
-from collections import Counter
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
@@ -27,7 +26,7 @@ class Metrics:
     proposed: list[int] = field(default_factory=list)  # by depth: rounds with a node there below an accepted path
     accepted: list[int] = field(default_factory=list)  # by depth: rounds that accepted one
     origins: dict[str, list[int]] = field(default_factory=dict)  # rounds and tokens by where the speculation came from
-    shapes: Counter = field(default_factory=Counter)  # (tokens of the speculation, accepted ones): rounds
+    shapes: dict[tuple[int, int], int] = field(default_factory=dict)  # rounds by (tokens, accepted ones) of a tree
 
     def add(
         self, prefill_rows: int, tokens: int, seconds: float, draft: float, forward: float, sample: float,
@@ -50,7 +49,8 @@ class Metrics:
             count = self.origins.setdefault(tree.origin if tree else "none", [0, 0])
             count[0] += 1
             count[1] += len(path or ()) + 1
-            self.shapes[len(tree) if tree else 0, len(path or ())] += 1
+            shape = (len(tree) if tree else 0, len(path or ()))
+            self.shapes[shape] = self.shapes.get(shape, 0) + 1
             if tree:
                 end = path[-1] if path else -1
                 tried = len(path) + (end in tree.parents)

@@ -40,9 +40,9 @@ def parser() -> argparse.ArgumentParser:
     q.add_argument("--target", default="llama-3.1-70b", help=f"{', '.join(MODELS)}, or a folder (%(default)s)")
     q.add_argument("--draft", default="llama-3.2-1b", help="the same; several with commas (%(default)s)")
     q.add_argument("--gpu", default="H100", help=f"{', '.join(GPUS)} (%(default)s)")
-    q.add_argument("--gpus", type=positive, default=4, metavar="N", help="of the target; SSD has one more (%(default)s)")
+    q.add_argument("--gpus", type=positive, default=4, metavar="N", help="of the target, SSD has one more (4)")
     q.add_argument("--batch", type=positive, metavar="N", help="sequences that decode together (1; 4 with replicas)")
-    q.add_argument("--context", type=float, default=CONTEXT, metavar="N", help="mean tokens of a sequence (%(default)g)")
+    q.add_argument("--context", type=float, default=CONTEXT, metavar="N", help="mean tokens of a sequence (400)")
     q.add_argument("-k", type=positive, metavar="N", help="tokens of a speculation (the best up to 10)")
     q.add_argument("--branches", type=positive, metavar="N", help="outcomes prepared for in all (the best)")
     q.add_argument("--workload", choices=WORKLOADS, help="of a published pair (the mean of the four)")
@@ -90,8 +90,8 @@ def ask(args, found: Fit, constants: Constants) -> dict:
     names, target = args.draft.split(","), model(args.target)
     if args.context < 1:
         raise ValueError(f"--context: got {args.context:g}, wanted at least 1 token")
-    if args.branches and args.ask == "gpu":
-        raise ValueError("--branches: --ask gpu takes the best, wanted none")
+    if not args.rate > 0:
+        raise ValueError(f"--rate: got {args.rate:g}, wanted more than 0 requests a second")
     drafts = {
         name: (
             Roofline(gpu(args.gpu), target, model(name, "--draft"), constants, args.gpus, args.context),
@@ -105,7 +105,7 @@ def ask(args, found: Fit, constants: Constants) -> dict:
     if args.ask == "best":
         rows, answer = questions.ask_best(drafts, args.batch or 1, args.k, args.branches)
     elif args.ask == "gpu":
-        rows, answer = questions.ask_gpu(times, stats, args.batch or 1)
+        rows, answer = questions.ask_gpu(times, stats, args.batch or 1, args.k, args.branches)
     elif args.ask == "batch":
         rows, answer = questions.ask_batch(times, stats, args.k, args.branches)
     else:
@@ -141,9 +141,8 @@ def hardware() -> list[dict]:
 
 
 def run(args) -> int:
-    for path in filter(None, [args.json]):
-        if Path(path).is_dir() or not Path(path).absolute().parent.is_dir():
-            raise ValueError(f"--json: cannot write {path}: wanted a file in a folder that is there")
+    if args.json and (Path(args.json).is_dir() or not Path(args.json).absolute().parent.is_dir()):
+        raise ValueError(f"--json: cannot write {args.json}: wanted a file in a folder that is there")
     found = fit()
     constants = found.constants.replaced(args.set)
     report = {"command": "python -m ssd.simulate " + " ".join(sys.argv[1:]), "constants": asdict(constants)}

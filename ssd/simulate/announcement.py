@@ -91,10 +91,10 @@ def rows(fit: Fit, rounds: int = 4000) -> list[dict]:
     host = sd.rounds * fit.constants.host
     ours = {"drafting": sd.draft, "verification": sd.verify - host, "transfer and synchronisation": host}
     for name, share in SHARES.items():
-        out.append(row(f"share of the time without SSD: {name}", code, share, share, ours[name] / sd.seconds))
-    out.append(row(f"hit rate, {BRANCHES} branches in all", code, HIT_RATE, HIT_RATE, four_in_all(fit)))
+        out.append(row(f"share of the time without SSD: {name}", code, share, None, ours[name] / sd.seconds))
+    out.append(row(f"hit rate, {BRANCHES} branches in all", code, HIT_RATE, None, four_in_all(fit)))
     fan_out = fit.outcomes("llama", PAPERS.index(code), K, BRANCHES)
-    out.append(row(f"hit rate, {BRANCHES} at every node", code, HIT_RATE, HIT_RATE, fan_out.hit_rate(K)))
+    out.append(row(f"hit rate, {BRANCHES} at every node", code, HIT_RATE, None, fan_out.hit_rate(K)))
     for name, n in (("in all", BRANCHES), ("at every node", BRANCHES * (K + 1))):
         both, own = more_computation(times, n)
         text = f"more computation with {BRANCHES} branches {name}"

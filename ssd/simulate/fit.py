@@ -63,12 +63,15 @@ def plain_and_speculative(constants: Constants, acceptance: dict) -> list[float]
 
 
 def published_rows(speeds: dict, steps: dict) -> list[float]:
-    return [v for name in PAIRS for v in (speeds[name]["ar"][0], *speeds[name]["sd"])] + [steps["verify"], steps["draft"]]
+    return [v for name in PAIRS for v in (speeds[name]["ar"][0], *speeds[name]["sd"])] + [
+        steps["verify"],
+        steps["draft"],
+    ]
 
 
 def fit(speeds: dict = SPEEDS, steps: dict = STEPS) -> Fit:
     """Least squares of relative errors. speeds: pair to mode to tokens a second by workload; steps: seconds of a
-    verification and of a step of the draft's tree, without which nothing tells the cost of a draft step from acceptance.
+    verification and of a step of the draft's tree, without which a dear draft looks like a bad one.
     """
     wanted = np.array(published_rows(speeds, steps))
     solved = least_squares(

@@ -51,7 +51,7 @@ GPUS = {
             _sources("NVIDIA H200 SXM data sheet (1,979 TFLOP/s with sparsity)", AS_H100 + "; the same NVLink")),
         Gpu("B200", 8.0e12, 2250e12, 180e9, 900e9, LAUNCH, {2: 4.5e-6, 4: 4.8e-6, 8: 8.7e-6},
             _sources("NVIDIA HGX B200 data sheet (4,500 TFLOP/s with sparsity)",
-                     "sglang pull request 7621, fused all-reduce and norm on 8 B200: 8.7 us; fewer GPUs as on the H100")),
+                     "sglang pull request 7621, with the norm, on 8 B200: 8.7 us; fewer GPUs as on the H100")),
     )
 }  # fmt: skip
 

@@ -1,18 +1,28 @@
 """The speeds that bench.decode measured, beside those which follow from the costs of single passes that it measured."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import simpy
 
 from ssd.runtime.costs import at
 
-from .lanes import Plan, Replica, Steady, Tally, simulate
-from .outcomes import from_rates
+from .lanes import Plan, Replica, Sequence, Steady, Tally, simulate
 from .statistics import read
 
-DEPTH = 4  # tokens of a branch that ssd prepares, where nothing else is said
-COLUMNS = ["precision", "cores", "workload", "mode", "measured", "predicted", "error", "tokens a round", "hit_rate"]
+COLUMNS = [
+    "precision",
+    "cores",
+    "workload",
+    "mode",
+    "measured",
+    "predicted",
+    "error",
+    "tokens_a_round",
+    "hit_rate",
+    "wait_ms",
+    "wait_ms_measured",
+]
 
 
 @dataclass(frozen=True)
@@ -32,24 +42,37 @@ class Measured:
 
 @dataclass
 class Replay(Replica):
-    """Synchronous speculation whose shape adapts: (tokens, accepted ones) of a round as they were met, and passes of
-    the draft for a round that speculates."""
+    """One sequence whose speculations adapt in length and shape: their tokens and how many of those were accepted come
+    as they were met, shapes {(tokens, accepted): rounds}. passes and rows: of the draft for a speculation of sd, and
+    rows of each; hit_rate: of ssd."""
 
-    shapes: tuple[tuple[int, int], ...] = ()
-    chances: tuple[float, ...] = ()
+    shapes: dict[tuple[int, int], int] = field(default_factory=dict)
     passes: float = 0.0
     rows: float = 1.0
+    hit_rate: float = 0.0
+
+    def shape(self, sequence: Sequence) -> int:
+        """Draws the speculation of a round; returns the tokens that will be accepted."""
+        rounds = np.array(list(self.shapes.values()), float)
+        sequence.depth, accepted = list(self.shapes)[self.rng.choice(len(rounds), p=rounds / rounds.sum())]
+        return accepted
 
     def sd(self, live):
         (sequence,) = live
-        nodes, accepted = self.shapes[self.rng.choice(len(self.shapes), p=self.chances)]
-        sequence.depth = nodes
-        begin = self.env.now
-        for _ in range(int(self.passes + self.rng.random()) if nodes else 0):
+        accepted, begin = self.shape(sequence), self.env.now
+        for _ in range(int(self.passes + self.rng.random()) if sequence.depth else 0):
             yield from self.draft(1, self.rows)
         self.tally.wait += self.env.now - begin
         yield from self.verify(live)
         self.emit(sequence, accepted + 1)
+
+    def ssd(self, live):
+        self.accepted = self.shape(live[0])
+        yield from super().ssd(live)
+
+    def draw(self, rng, depth: int) -> tuple[int, bool]:
+        """As Outcomes.draw: what was drawn with the speculation."""
+        return self.accepted, bool(rng.random() < self.hit_rate)
 
 
 def overhead(counts: dict) -> float:
@@ -57,34 +80,32 @@ def overhead(counts: dict) -> float:
     return (counts["decode_seconds"] - counts["decode_forward_seconds"]) / counts["decode_passes"]
 
 
-def sd(costs: dict, own: float, counts: dict, rounds: int, seed: int) -> Tally:
-    """Synchronous speculation on all cores."""
+def replay(mode: str, costs: dict, own: float, counts: dict, rounds: int, seed: int) -> Tally:
+    """A run of sd on all cores, or of ssd with a core for the draft, at the shapes and the hit rate that were met."""
     shapes = {tuple(map(int, name.split())): n for name, n in counts["shapes"].items()}
-    whole, speculating = sum(shapes.values()), sum(n for (nodes, _), n in shapes.items() if nodes)
-    env, times = simpy.Environment(), Measured(costs["target_together"], costs["draft_together"], own)
+    speculating = sum(n for (nodes, _), n in shapes.items() if nodes)
+    length = sum(nodes * n for (nodes, _), n in shapes.items()) / max(speculating, 1)
+    passes, each = counts["draft_passes"], counts["draft_rows"] / max(counts["draft_passes"], 1)
+    where = "together" if mode == "sd" else "apart"
+    times, plan, hit_rate = Measured(costs[f"target_{where}"], costs[f"draft_{where}"], own), Plan("sd", 1), 0.0
+    if mode == "ssd":
+        hit_rate = counts["hits"] / max(counts["hits"] + counts["misses"], 1)
+        wait = "any" if 2 * counts["retries"] > counts["misses"] else "never"
+        plan = Plan("ssd", max(round(length), 1), max(round(each), 1), whole=False, wait=wait)
+    env = simpy.Environment()
     replica = Replay(
-        env, times, Plan("sd", 1), None, Steady(1, rounds), np.random.default_rng(seed), Tally(),
-        tuple(shapes), tuple(n / whole for n in shapes.values()),
-        counts["draft_passes"] / max(speculating, 1), counts["draft_rows"] / max(counts["draft_passes"], 1),
+        env, times, plan, None, Steady(1, rounds), np.random.default_rng(seed), Tally(), shapes,
+        passes / max(speculating, 1), each, hit_rate,
     )  # fmt: skip
+    replica.outcomes = replica
     env.run(env.process(replica.run()))
     return replica.tally
 
 
-def ssd(costs: dict, own: float, counts: dict, rounds: int, seed: int) -> Tally:
-    """Two lanes on cores of their own, at the rates of acceptance and of hits that were met."""
-    accept = [a / p for a, p in zip(counts["accepted"], counts["proposed"], strict=False)] or [0.0]
-    tried = counts["hits"] + counts["misses"]
-    outcomes = from_rates(accept, counts["hits"] / max(tried, 1), DEPTH)
-    branches = max(round(counts["draft_rows"] / max(counts["draft_passes"], 1)), 1)
-    wait = "any" if 2 * counts["retries"] > counts["misses"] else "never"
-    times = Measured(costs["target_apart"], costs["draft_apart"], own)
-    return simulate(times, Plan("ssd", DEPTH, branches, whole=False, wait=wait), outcomes, 1, rounds, seed)
-
-
 def rows(path: str, rounds: int, seed: int = 0) -> list[dict]:
     """precision, cores, workload, mode, measured (tokens a second: all tokens of the prompts by their time),
-    predicted, error (relative), tokens a round, hit_rate. Raises ValueError that names the file and what it lacks."""
+    predicted, error (relative), tokens_a_round, hit_rate, wait_ms and wait_ms_measured (of the target for its draft,
+    in a pass). Raises ValueError that names the file and what it lacks."""
     report = read(path)
     try:
         found = _rows(report, rounds, seed)
@@ -100,7 +121,7 @@ def rows(path: str, rounds: int, seed: int = 0) -> list[dict]:
 
 def _rows(report: dict, rounds: int, seed: int) -> list[dict]:
     costs = {
-        (c["precision"], c["cores"]): {
+        (c["precision"], c["cores"], c["workload"]): {
             name: {int(n): float(t) for n, t in c[name].items()}
             for name in ("target_together", "draft_together", "target_apart", "draft_apart")
         }
@@ -111,17 +132,24 @@ def _rows(report: dict, rounds: int, seed: int) -> list[dict]:
     out = []
     for r in ours:
         key = (r["precision"], r["cores"], r["workload"])
-        if key not in plain or key[:2] not in costs or r["mode"] not in ("ar", "sd", "ssd"):
+        if key not in plain or key not in costs or r["mode"] not in ("ar", "sd", "ssd"):
             continue
-        own, counts, measured = overhead(plain[key]), r["counts"], costs[key[:2]]
+        own, counts, measured = overhead(plain[key]), r["counts"], costs[key]
         if r["mode"] == "ar":
             times = Measured(measured["target_together"], measured["draft_together"], own)
             tally = simulate(times, Plan("ar"), rounds=10)
         else:
-            tally = (sd if r["mode"] == "sd" else ssd)(measured, own, counts, rounds, seed)
+            tally = replay(r["mode"], measured, own, counts, rounds, seed)
         speed = counts["decode_tokens"] / counts["decode_seconds"]
         row = dict(zip(COLUMNS, (*key, r["mode"], speed, tally.speed, tally.speed / speed - 1), strict=False))
-        out.append(row | {"tokens a round": tally.tokens / tally.rounds, "hit_rate": tally.hit_rate})
+        row |= {"tokens_a_round": tally.tokens / tally.rounds, "hit_rate": tally.hit_rate}
+        if r["mode"] != "ar":  # of the target, for its draft, in a pass
+            waited = counts["decode_draft_seconds" if r["mode"] == "sd" else "wait_seconds"]
+            row |= {
+                "wait_ms": 1e3 * tally.wait / tally.rounds,
+                "wait_ms_measured": 1e3 * waited / counts["decode_passes"],
+            }
+        out.append(row)
     return out
 
 

@@ -1,4 +1,4 @@
-"""Shapes of models, and what a pass of them reads and computes. Sizes are those of each model's published config.json."""
+"""Shapes of models, and what a pass of them reads and computes. Sizes: each model's published config.json."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -36,7 +36,9 @@ def rows(fit: Fit, rounds: int = ROUNDS) -> list[dict]:
             outcomes = fit.outcomes(name, w, pair.k_sd, 0)
             tally = simulate(times, Plan("sd", pair.k_sd), outcomes, rounds=rounds)
             closed = formula.sd(times, outcomes, pair.k_sd)
-            out.append(row(PAPER, pair, f"SD, K = {pair.k_sd}", workload, "fitted", SPEEDS[name]["sd"][w], tally, closed))
+            out.append(
+                row(PAPER, pair, f"SD, K = {pair.k_sd}", workload, "fitted", SPEEDS[name]["sd"][w], tally, closed)
+            )
         for w, workload in enumerate(WORKLOADS):
             found = ssd_row(fit, name, w, pair.k_ssd, rounds)
             role = "fitted" if name == "llama" else "predicted"
@@ -64,7 +66,13 @@ def passes(fit: Fit) -> list[dict]:
     verify, draft = plain_and_speculative(fit.constants, fit.acceptance)[-2:]
     both = (("verification", STEPS["verify"], verify), ("step of the draft's tree", STEPS["draft"], draft))
     return [
-        {"source": REPRODUCTION, "pair": PAIRS["qwen"].name, "pass": name, "published_ms": 1e3 * p, "fitted_ms": 1e3 * f}
+        {
+            "source": REPRODUCTION,
+            "pair": PAIRS["qwen"].name,
+            "pass": name,
+            "published_ms": 1e3 * p,
+            "fitted_ms": 1e3 * f,
+        }
         for name, p, f in both
     ]
 

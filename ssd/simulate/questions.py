@@ -77,7 +77,7 @@ def ask_best(drafts: dict[str, tuple[Roofline, Statistics]], batch: int, k, bran
     )
 
 
-def ask_gpu(times: Roofline, stats: Statistics, batch: int, most: int = 8) -> tuple[list[dict], str]:
+def ask_gpu(times: Roofline, stats: Statistics, batch: int, k, branches, most: int = 8) -> tuple[list[dict], str]:
     """The same number of GPUs spent in three ways: all for plain decoding, all for the target with the draft on one of
     them, one for the draft alone."""
     rows = []
@@ -85,7 +85,7 @@ def ask_gpu(times: Roofline, stats: Statistics, batch: int, most: int = 8) -> tu
         whole, less = replace(times, gpus=n), replace(times, gpus=n - 1)
         fits = {"AR": whole.fits(batch), "SD": whole.fits(batch), "SSD": less.fits(batch)}
         speed = {
-            name: best(t, stats, name.lower(), batch).speed if fits[name] else None
+            name: best(t, stats, name.lower(), batch, k, branches).speed if fits[name] else None
             for name, t in (("AR", whole), ("SD", whole), ("SSD", less))
         }
         row = {"GPUs": n} | {f"{name} tokens/s": value for name, value in speed.items()}
@@ -136,7 +136,7 @@ def ask_replicas(times: Roofline, stats: Statistics, load: Load, counts: list[in
         for n in counts:
             found = serve(times, plan, stats.outcomes(plan.k, plan.branches) if plan.k else None, load, n, seed)
             gpus = n * (times.gpus + (mode == "ssd"))
-            keeps_up = found["answers_per_second"] > 0.9 * load.rate
+            keeps_up = found["answers_per_second"] > 0.9 * found["arrivals_per_second"]
             rows.append({"mode": mode, "replicas": n, "GPUs": gpus, "keeps up": "yes" if keeps_up else "no"} | found)
     kept = [r for r in rows if r["keeps up"] == "yes"]
     if not kept:

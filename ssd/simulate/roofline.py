@@ -10,8 +10,8 @@ from .models import BF16, Shape
 @dataclass(frozen=True)
 class Constants:
     """What no data sheet says. bandwidth and matrix: shares of the peak rates that a pass reaches; host, draft_host:
-    seconds of a pass of the target, of the draft, beside what its kernels take. Fitted, but for matrix, which is
-    assumed: it decides at large batches only, of which nothing is published."""
+    seconds of a pass of the target, of the draft, beside what its kernels take. All fitted but matrix, which is
+    assumed: it counts at large batches, and the published speeds are of batch 1."""
 
     bandwidth: float
     host: float
@@ -19,7 +19,7 @@ class Constants:
     matrix: float = 0.65
 
     def replaced(self, settings: list[str]) -> "Constants":
-        """With NAME=VALUE of each setting. Raises ValueError for a name that is not there, or a value that cannot be."""
+        """With NAME=VALUE of each setting. Raises ValueError for an unknown name or a value that cannot be."""
         names = [f.name for f in fields(self)]
         values = {name: getattr(self, name) for name in names}
         for setting in settings:
@@ -30,8 +30,10 @@ class Constants:
                 value = -1.0
             share = name in ("bandwidth", "matrix")
             if name not in names or not 0 <= value or (share and not 0 < value <= 1):
-                raise ValueError(f"--set: got {setting!r}, wanted NAME=VALUE with a name of {', '.join(names)}; "
-                                 "bandwidth and matrix in (0, 1], the others in seconds")  # fmt: skip
+                raise ValueError(
+                    f"--set: got {setting!r}, wanted NAME=VALUE, one of {', '.join(names)}; bandwidth and matrix in "
+                    "(0, 1], the others in seconds"
+                )
             values[name] = value
         return Constants(**values)
 

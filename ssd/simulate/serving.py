@@ -65,7 +65,8 @@ class Queue:
 
 def serve(times, plan: Plan, outcomes: Outcomes | None, load: Load, replicas: int, seed: int = 0) -> dict:
     """Seconds from arrival to the last token (latency) and to the first (first_token) at the 50th, 90th and 99th
-    percentile, answers a second, mean batch of a round. A request goes to the replica with the fewest."""
+    percentile, arrivals and answers a second, mean batch of a round. A request goes to the replica with the fewest.
+    """
     env, rng = simpy.Environment(), np.random.default_rng(seed)
     queues = [Queue(env, load) for _ in range(replicas)]
     for q in queues:
@@ -83,7 +84,8 @@ def serve(times, plan: Plan, outcomes: Outcomes | None, load: Load, replicas: in
     done = [s for q in queues for s in q.done]
     latency = [s.finished - s.arrived for s in done]
     first = [s.first - s.arrived for s in done]
-    out = {"answers_per_second": len(done) / max(s.finished for s in done)}
+    out = {"arrivals_per_second": len(done) / float(gaps.sum())}
+    out["answers_per_second"] = len(done) / max(s.finished for s in done)
     for name, values in (("latency", latency), ("first_token", first)):
         for p in (50, 90, 99):
             out[f"{name}_p{p}"] = float(np.percentile(values, p))

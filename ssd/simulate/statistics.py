@@ -27,7 +27,7 @@ class Statistics:
 
 
 def published(fit: Fit, target: str, draft: str, workload: str | None) -> Statistics:
-    """Of a published pair; the mean over the workloads where none is named. Raises ValueError where nothing is known."""
+    """Of a published pair, the mean over workloads where none is named. Raises ValueError where nothing is known."""
     for name, pair in PAIRS.items():
         if (pair.target, pair.draft) == (target.lower(), draft.lower()):
             a = fit.acceptance[name]
@@ -35,7 +35,7 @@ def published(fit: Fit, target: str, draft: str, workload: str | None) -> Statis
             acceptance = mean if workload is None else a[WORKLOADS.index(workload)]
             return Statistics(acceptance, fit.exponent, f"fitted on {pair.name}, {workload or 'mean of its workloads'}")
     raise ValueError(
-        f"--acceptance: nothing is published of {target} with {draft}, wanted a number, or --stats of a run of this pair"
+        f"--acceptance: nothing is published of {target} with {draft}, wanted a number, or --stats of a run of them"
     )
 
 
@@ -60,6 +60,8 @@ def read(path: str) -> dict:
     """A JSON object. Raises ValueError that names the file."""
     try:
         value = json.loads(Path(path).read_bytes().decode())
+    except OSError as e:
+        raise ValueError(f"{path}: {e.strerror}") from None
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
