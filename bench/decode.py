@@ -115,15 +115,15 @@ def measure(n: int, wanted: list[tuple], target: str, options: dict, workloads: 
                     | {"total_seconds": spread(whole)["median"], "agreement": agreement(runs, c)}
                     | ({"counts": total([r["counts"] for r in runs[c]])} if "counts" in runs[c][0] else {})
                 )
+            for (system, mode, precision), worker in workers.items():
+                if (system, mode) == ("ssd", "sd"):  # beside the runs, so that a disturbance meets them too
+                    time.sleep(REST)
+                    costs.append({"precision": precision, "cores": n, "workload": workload} | worker.call("costs"))
         if args.prefill and workers:
             runs = take_turns(workers, long_prompts(workloads, args.prefill), 1)
             for c in workers:
                 seconds = spread([r["prefill_seconds"] for r in runs[c]])
                 prefill.append({**keys(c, n), "prompt_tokens": args.prefill, "seconds": seconds})
-            for (system, mode, precision), worker in workers.items():
-                if (system, mode) == ("ssd", "sd"):  # beside the runs, so that a disturbance meets them too
-                    time.sleep(REST)
-                    costs.append({"precision": precision, "cores": n, "workload": workload} | worker.call("costs"))
         peak = {c: w.call("peak_memory") for c, w in workers.items()}
         for row in rows:
             row["peak_bytes"] = peak[row["system"], row["mode"], row["precision"]]
