@@ -36,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--rounds", type=positive, default=10000, metavar="N", help="of a run of a table (%(default)s)")
     p.add_argument("--seed", type=int, default=0, metavar="N", help="same seed, same result (0)")
     p.add_argument("--set", action="append", default=[], metavar="NAME=X", help="a constant in place of the fitted one")
+    p.add_argument("--speeds-only", action="store_true", help="fit on speeds alone, not on published times of passes")
     q = p.add_argument_group("the pair")
     q.add_argument("--target", default="llama-3.1-70b", help=f"{', '.join(MODELS)}, or a folder (%(default)s)")
     q.add_argument("--draft", default="llama-3.2-1b", help="the same; several with commas (%(default)s)")
@@ -50,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
     q.add_argument("--exponent", type=float, metavar="R", help="of the law of hits (fitted)")
     q.add_argument("--stats", metavar="F", help="take acceptance and hit rate from the --json of a run of ssd.run")
     r = p.add_argument_group("replicas")
-    r.add_argument("--rate", type=float, default=2.0, metavar="X", help="requests a second (%(default)g)")
+    r.add_argument("--rate", type=float, default=8.0, metavar="X", help="requests a second (%(default)g)")
     r.add_argument("--replicas", default="1,2,4", metavar="N,...", help="numbers of them (%(default)s)")
     r.add_argument("--requests", type=positive, default=400, metavar="N", help="that arrive in all (%(default)s)")
     r.add_argument("--prompt", type=positive, default=256, metavar="N", help="tokens of a prompt (%(default)s)")
@@ -143,7 +144,7 @@ def hardware() -> list[dict]:
 def run(args) -> int:
     if args.json and (Path(args.json).is_dir() or not Path(args.json).absolute().parent.is_dir()):
         raise ValueError(f"--json: cannot write {args.json}: wanted a file in a folder that is there")
-    found = fit()
+    found = fit(steps=None) if args.speeds_only else fit()
     constants = found.constants.replaced(args.set)
     report = {"command": "python -m ssd.simulate " + " ".join(sys.argv[1:]), "constants": asdict(constants)}
     report |= {"exponent": found.exponent, "acceptance": {PAIRS[n].name: dict(zip(WORKLOADS, a, strict=True))

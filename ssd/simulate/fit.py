@@ -62,20 +62,19 @@ def plain_and_speculative(constants: Constants, acceptance: dict) -> list[float]
     return [*out, times.verify(1, 6), times.draft(1, 18)]
 
 
-def published_rows(speeds: dict, steps: dict) -> list[float]:
-    return [v for name in PAIRS for v in (speeds[name]["ar"][0], *speeds[name]["sd"])] + [
-        steps["verify"],
-        steps["draft"],
-    ]
+def published_rows(speeds: dict, steps: dict | None) -> list[float]:
+    pairs = [v for name in PAIRS for v in (speeds[name]["ar"][0], *speeds[name]["sd"])]
+    return [*pairs, steps["verify"], steps["draft"]] if steps else pairs
 
 
-def fit(speeds: dict = SPEEDS, steps: dict = STEPS) -> Fit:
+def fit(speeds: dict = SPEEDS, steps: dict | None = STEPS) -> Fit:
     """Least squares of relative errors. speeds: pair to mode to tokens a second by workload; steps: seconds of a
-    verification and of a step of the draft's tree, without which a dear draft looks like a bad one.
+    verification and of a step of the draft's tree, without which (None) nothing tells a slow draft from a bad
+    one.
     """
     wanted = np.array(published_rows(speeds, steps))
     solved = least_squares(
-        lambda x: np.array(plain_and_speculative(*unpack(x))) / wanted - 1,
+        lambda x: np.array(plain_and_speculative(*unpack(x))[: len(wanted)]) / wanted - 1,
         START, bounds=(LOW, HIGH), x_scale=SCALE, xtol=1e-12, ftol=1e-12, gtol=1e-12,
     )  # fmt: skip
     constants, acceptance = unpack(solved.x)
