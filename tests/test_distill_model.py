@@ -3,12 +3,16 @@
 import pytest
 import tiny_checkpoint
 import torch
+from model_helpers import one_request, relative_error, save_tiny
 
 from ssd.distill import config as draft_config
+from ssd.distill import model as torch_draft
+from ssd.distill.export import load_draft, save_draft
 from ssd.distill.loss import HeadLoss, teacher
-from ssd.distill.model import Draft
 from ssd.distill.teacher import Target
 from ssd.model.config import LlamaConfig
+from ssd.model.draft import Draft
+from ssd.model.llama import Llama
 from ssd.model.rope import rope_tables
 
 
@@ -17,7 +21,7 @@ def tiny_draft(folder, features=(2,), layers=(1,), hidden=None, vocab=272, dtype
     config = draft_config.plan(folder, list(layers), features, hidden, vocab)
     d2t = torch.arange(0, c.vocab_size, max(1, c.vocab_size // vocab))[:vocab]
     weights, embedding = draft_config.first_weights(config, folder, list(layers), d2t, 0)
-    return Draft(config, weights, d2t, embedding, *rope_tables(c, 64), dtype)
+    return torch_draft.Draft(config, weights, d2t, embedding, *rope_tables(c, 64), dtype)
 
 
 @pytest.mark.parametrize("layers", [(1,), (0, 1)])
@@ -40,6 +44,33 @@ def test_own_steps_are_those_of_decoding(tmp_path, layers):
                 fed[:, root + s] = once[:, root + s]
 
 
+FAMILIES = {"Qwen2": {}, "Qwen3": dict(head_dim=32), "Mistral": {}, "Llama": dict(attention_bias=True, mlp_bias=True)}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_targets_and_drafts_of_other_families(tmp_path, family):
+    theirs = save_tiny(tmp_path / "target", family=family, vocab_size=272, **FAMILIES[family])
+    target, ids = Target(tmp_path / "target", torch.float32, features=(0, 2)), torch.arange(40).view(2, 20)
+    x, features = target.forward(ids, torch.arange(20).expand(2, 20), None)
+    wanted = theirs(ids).logits
+    assert max(relative_error(target.logits(x), wanted)) < 1e-5
+    plain = tiny_draft(tmp_path / "target", (), (0, 1))
+    if family != "Llama":  # whose drafts have no biases of o and of products behind attention
+        assert max(relative_error(plain.logits(plain(ids, None)[0]), wanted)) < 1e-5
+    draft = tiny_draft(tmp_path / "target", (0, 2))
+    for name, made in (("plain", plain), ("fed", draft)):
+        save_draft(tmp_path / name, made, torch.float32)
+        again = load_draft(tmp_path / name, target.embedding, torch.float32)
+        used = Draft.load(tmp_path / name, Llama.load(tmp_path / "target", "fp32"), "fp32")
+        stream = made(ids[:1], features[:1].float() if name == "fed" else None)[0]
+        assert all(torch.equal(w, made.weights()[n]) for n, w in again.weights().items())
+        shifted = torch.cat([torch.zeros(1, 2 * 64), features[0, :-1].float()])
+        hidden = used.fuse(shifted) if name == "fed" else None
+        got, _ = used.forward_features(one_request(ids[0]), used.new_kv_cache(2), (), hidden)
+        assert max(relative_error(got, made.logits(stream)[0])) < 1e-4
+
+
 def test_a_draft_of_all_layers_is_the_target(tmp_path):
     target = Target(tiny_checkpoint.write(tmp_path), torch.float32)
     draft = tiny_draft(tmp_path, (), (0, 1))
@@ -55,7 +86,7 @@ def test_a_draft_as_wide_as_the_target_by_svd_is_the_target(tmp_path, monkeypatc
     config = draft_config.plan(tmp_path, [0, 1], (), wide, None)
     monkeypatch.setattr(draft_config, "narrower", lambda c, t: True)
     weights, embedding = draft_config.first_weights(config, tmp_path, [0, 1], torch.arange(272), 0)
-    draft = Draft(config, weights, torch.arange(272), embedding, target.cos, target.sin, torch.float32)
+    draft = torch_draft.Draft(config, weights, torch.arange(272), embedding, target.cos, target.sin, torch.float32)
     ids = torch.arange(40).view(2, 20)
     x, _ = target.forward(ids, torch.arange(20).expand(2, 20), None)
     torch.testing.assert_close(draft.logits(draft(ids, None)[0]), target.logits(x), rtol=1e-3, atol=1e-3)

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from ssd.model.config import LlamaConfig, read_json
+from ssd.model.families import FAMILIES
 from ssd.model.weights import Checkpoint, tensor_shapes
 
 
@@ -26,6 +27,8 @@ class DraftConfig:
     draft_vocab_size: int
     feature_layers: tuple[int, ...] = ()
     base: dict | None = None  # config.json of the target: RoPE, EOS and the like
+    qkv_bias: bool = False
+    qk_norm: bool = False
 
     @property
     def has_fc(self) -> bool:
@@ -42,7 +45,8 @@ class DraftConfig:
             "eos_token_id",
             "bos_token_id",
         )
-        out = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu"}
+        kind = "qwen3" if self.qk_norm else "qwen2" if self.qkv_bias else "llama"
+        out = {"architectures": [FAMILIES[kind].architecture], "model_type": kind, "hidden_act": "silu"}
         out |= {k: self.base[k] for k in keep if self.base.get(k) is not None}
         out |= dict(
             hidden_size=self.hidden_size, num_hidden_layers=self.num_layers, num_attention_heads=self.num_heads,
@@ -60,8 +64,13 @@ class DraftConfig:
         return cls(
             c.hidden_size, base.get("target_hidden_size", c.hidden_size), c.num_layers, c.num_heads, c.num_kv_heads,
             c.head_dim, c.intermediate_size, c.rms_norm_eps, c.vocab_size, base.get("draft_vocab_size", c.vocab_size),
-            tuple(base.get("feature_layers", ())), base,
+            tuple(base.get("feature_layers", ())), base, *heads(c),
         )  # fmt: skip
+
+
+def heads(c: LlamaConfig) -> tuple[bool, bool]:
+    """Whether a draft has biases of q, k and v, and norms of q and k: as the target; other biases are left out."""
+    return c.attention_bias and not c.output_bias, c.qk_norm
 
 
 def plan(folder: Path, layers: list[int], feature_layers: tuple[int, ...], hidden_size: int | None, vocab: int | None):
@@ -76,7 +85,7 @@ def plan(folder: Path, layers: list[int], feature_layers: tuple[int, ...], hidde
         raise ValueError(f"draft vocabulary: got {vocab}, wanted 8 to {c.vocab_size}, the target's")
     return DraftConfig(
         wide, c.hidden_size, len(layers), c.num_heads, c.num_kv_heads, c.head_dim, c.intermediate_size, c.rms_norm_eps,
-        c.vocab_size, vocab, tuple(feature_layers), read_json(Path(folder) / "config.json"),
+        c.vocab_size, vocab, tuple(feature_layers), read_json(Path(folder) / "config.json"), *heads(c),
     )  # fmt: skip
 
 
@@ -135,6 +144,11 @@ def first_weights(c: DraftConfig, folder: Path, layers: list[int], d2t: torch.Te
             if fed:
                 w = torch.cat([torch.randn(w.shape, generator=random) * 0.5 * w.std(), w], 1)
             out[p + name] = w
+            if c.qkv_bias:
+                bias = f"self_attn.{x}_proj.bias"
+                out[p + bias] = get(q + bias)
+        for name in ("self_attn.q_norm.weight", "self_attn.k_norm.weight") if c.qk_norm else ():
+            out[p + name] = get(q + name)
         out[p + "self_attn.o_proj.weight"] = writes(get(q + "self_attn.o_proj.weight"))
         out[p + "post_attention_layernorm.weight"] = norm_of(after)
         for x in ("gate", "up"):

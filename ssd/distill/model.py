@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .config import DraftConfig
-from .teacher import rms_norm, rotate
+from .teacher import normed_heads, rms_norm, rotate
 
 
 def shapes(c: DraftConfig) -> dict[str, tuple[int, ...]]:
@@ -20,6 +20,10 @@ def shapes(c: DraftConfig) -> dict[str, tuple[int, ...]]:
         if fed > wide:
             out[p + "hidden_norm.weight"] = (wide,)
         out |= {p + f"self_attn.{x}_proj.weight": (n, fed) for x, n in (("q", q), ("k", kv), ("v", kv))}
+        if c.qkv_bias:
+            out |= {p + f"self_attn.{x}_proj.bias": (n,) for x, n in (("q", q), ("k", kv), ("v", kv))}
+        if c.qk_norm:
+            out |= {p + f"self_attn.{x}_norm.weight": (c.head_dim,) for x in "qk"}
         out[p + "self_attn.o_proj.weight"] = (wide, q)
         out[p + "post_attention_layernorm.weight"] = (wide,)
         out |= {p + f"mlp.{x}_proj.weight": (c.intermediate_size, wide) for x in ("gate", "up")}
@@ -105,8 +109,15 @@ class Draft(nn.Module):
         else:
             h = rms_norm(x, w[p + "input_layernorm.weight"], eps)
         h, (b, t, _) = h.to(self.dtype), h.shape
-        q, k, v = (F.linear(h, w[p + f"self_attn.{n}_proj.weight"]).view(b, t, -1, c.head_dim) for n in "qkv")
-        q, k = (rotate(y.transpose(1, 2).float(), cos, sin).to(self.dtype) for y in (q, k))
+        biases = (w.get(p + f"self_attn.{n}_proj.bias") for n in "qkv")
+        q, k, v = (
+            F.linear(h, w[p + f"self_attn.{n}_proj.weight"], bias if bias is None else bias.to(self.dtype))
+            .view(b, t, -1, c.head_dim)
+            for n, bias in zip("qkv", biases, strict=True)
+        )  # fmt: skip
+        norms = (w.get(p + f"self_attn.{n}_norm.weight") for n in "qk")
+        q, k = normed_heads(q.float(), k.float(), *norms, eps)
+        q, k = (rotate(y.transpose(1, 2), cos, sin).to(self.dtype) for y in (q, k))
         past.append((k, v.transpose(1, 2)))
         a = F.linear(attention(q, past).transpose(1, 2).reshape(b, t, -1), w[p + "self_attn.o_proj.weight"])
         x = x + a.float()

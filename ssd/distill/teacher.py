@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from ssd.model.config import LlamaConfig
 from ssd.model.rope import rope_tables
-from ssd.model.weights import Checkpoint, tensor_shapes
+from ssd.model.weights import Checkpoint, LayerWeights, tensor_shapes
 
 from .data import TOP, encode_nlp
 
@@ -23,6 +23,13 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
 
+def normed_heads(
+    q: torch.Tensor, k: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, eps: float
+):
+    """q, k [..., D], normalised where the model does so before it rotates them."""
+    return (x if w is None else rms_norm(x, w, eps) for x, w in ((q, q_norm), (k, k_norm)))
+
+
 @dataclass
 class Answers:
     """One batch of `generate`, for each sequence: tokens, the teacher's [tokens, TOP] ids and nlp, its features."""
@@ -34,7 +41,7 @@ class Answers:
 
 
 class Target:
-    """A Llama checkpoint: residual stream float32, products in `dtype`.
+    """A checkpoint of a family that ssd.model knows: residual stream float32, products in `dtype`.
 
     features: layers whose residual stream counts, 0 the embedding, n the output of layer n.
     """
@@ -43,30 +50,33 @@ class Target:
         self.config = c = LlamaConfig.from_folder(folder)
         if any(not 0 <= n <= c.num_layers for n in features):
             raise ValueError(f"feature layers: got {list(features)}, wanted numbers from 0 to {c.num_layers}")
-        if c.attention_bias or c.mlp_bias:
-            raise ValueError("a target with biases is not supported here")
         self.features, self.dtype, self.device = tuple(features), dtype, torch.device(device)
         checkpoint, shapes = Checkpoint(folder), tensor_shapes(c)
-        get = {n: checkpoint.tensor(n, s) for n, s in shapes.items()}.__getitem__
+        for name, shape in shapes.items():
+            checkpoint.check(name, shape)
+
+        def get(name):  # one at a time, so that no more is in memory twice
+            return checkpoint.tensor(name, shapes[name])
 
         def matrix(*names):
-            return torch.cat([get(n).to(self.device, dtype) for n in names])
+            return torch.cat([get(n).to(self.device, dtype) for n in names]) if names[0] in shapes else None
 
         def vector(name):
-            return get(name).to(self.device, torch.float32)
+            return get(name).to(self.device, torch.float32) if name in shapes else None
 
         self.embedding, self.norm = matrix("model.embed_tokens.weight"), vector("model.norm.weight")
         self.lm_head = self.embedding if c.tie_word_embeddings else matrix("lm_head.weight")
         self.layers = []
         for i in range(c.num_layers):
             p = f"model.layers.{i}."
-            qkv, gate_up = (
-                matrix(*(f"{p}{part}_proj.weight" for part in parts))
-                for parts in (["self_attn.q", "self_attn.k", "self_attn.v"], ["mlp.gate", "mlp.up"])
-            )
-            o, down = matrix(p + "self_attn.o_proj.weight"), matrix(p + "mlp.down_proj.weight")
-            norms = [vector(p + f"{n}_layernorm.weight") for n in ("input", "post_attention")]
-            self.layers.append((norms[0], qkv, o, norms[1], gate_up, down))
+            parts = dict(qkv=["self_attn.q", "self_attn.k", "self_attn.v"], o=["self_attn.o"])
+            parts |= dict(gate_up=["mlp.gate", "mlp.up"], down=["mlp.down"])
+            products = {n: matrix(*(f"{p}{x}_proj.weight" for x in parts[n])) for n in parts}
+            products |= {f"{n}_bias": matrix(*(f"{p}{x}_proj.bias" for x in parts[n])) for n in parts}
+            norms = dict(attention_norm="input_layernorm", mlp_norm="post_attention_layernorm")
+            norms |= dict(q_norm="self_attn.q_norm", k_norm="self_attn.k_norm")
+            norms = {n: vector(f"{p}{x}.weight") for n, x in norms.items()}
+            self.layers.append(LayerWeights(**products, **norms))  # plain: nothing packed, gate before up
         self.cos, self.sin = (t.to(self.device) for t in rope_tables(c))
 
     def forward(self, ids, positions, mask, cache=None, at=0):
@@ -77,11 +87,13 @@ class Target:
         cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]
         x = self.embedding[ids].float()
         kept = {0: x}
-        for i, (norm, qkv, o, mlp_norm, gate_up, down) in enumerate(self.layers):
-            h = F.linear(rms_norm(x, norm, c.rms_norm_eps).to(self.dtype), qkv).float()
-            h = h.view(b, t, heads + 2 * kv, dim).transpose(1, 2)
-            qk = rotate(h[:, : heads + kv], cos, sin).to(self.dtype)
-            q, k, v = qk[:, :heads], qk[:, heads:], h[:, heads + kv :].to(self.dtype)
+        for i, layer in enumerate(self.layers):
+            h = F.linear(
+                rms_norm(x, layer.attention_norm, c.rms_norm_eps).to(self.dtype), layer.qkv, layer.qkv_bias
+            ).float()
+            q, k, v = h.view(b, t, heads + 2 * kv, dim).transpose(1, 2).split([heads, kv, kv], 1)
+            q, k = normed_heads(q, k, layer.q_norm, layer.k_norm, c.rms_norm_eps)
+            q, k, v = (y.to(self.dtype) for y in (rotate(q, cos, sin), rotate(k, cos, sin), v))
             if cache is not None:
                 cache[i][0, :, :, at : at + t], cache[i][1, :, :, at : at + t] = k, v
                 k, v = cache[i][:, :, :, : at + t]
@@ -91,9 +103,10 @@ class Target:
             else:
                 a = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=True)
                 a = a.transpose(1, 2).reshape(b, t, heads * dim)
-            x = x + F.linear(a, o).float()
-            gate, up = F.linear(rms_norm(x, mlp_norm, c.rms_norm_eps).to(self.dtype), gate_up).chunk(2, -1)
-            x = x + F.linear(F.silu(gate) * up, down).float()
+            x = x + F.linear(a, layer.o, layer.o_bias).float()
+            h = rms_norm(x, layer.mlp_norm, c.rms_norm_eps).to(self.dtype)
+            gate, up = F.linear(h, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
+            x = x + F.linear(F.silu(gate) * up, layer.down, layer.down_bias).float()
             kept[i + 1] = x if i + 1 in self.features else None
         return x, torch.cat([kept[n] for n in self.features], -1).to(torch.bfloat16) if self.features else None
 
