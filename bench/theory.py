@@ -16,6 +16,8 @@ import sys
 import time
 from collections import defaultdict
 
+from ssd.simulate.formula import theorem_7
+
 from . import results
 from .decode import PROMPTS, read_workloads
 from .machine import cores_of
@@ -64,11 +66,6 @@ class Runner:
         return self.llm.stats()
 
 
-def theorem(p: float, hit: float, miss: float, draft: float, fallback: float) -> float:
-    """Tokens a verification; times in verifications."""
-    return (p * hit + (1 - p) * miss) / (p * max(1.0, draft) + (1 - p) * (1 + fallback))
-
-
 def of_ssd(stats: dict, speed: float) -> dict:
     """What the row tells of ssd, from the statistics of a run with that many tokens a second over all."""
     lengths, p = stats["accepted_length_by_origin"], stats["hit_rate"]
@@ -79,7 +76,7 @@ def of_ssd(stats: dict, speed: float) -> dict:
     hit, verify = lengths.get("hit", miss), whole * (1 - stats["overhead_fraction"]) - stats["wait_ms"]
     misses = (1 - p) * stats["rounds"]
     t_p, t_b = stats["draft_ms"] / verify, stats["wait_ms"] * stats["rounds"] / max(misses, 1) / verify
-    predicted = 1e3 / verify * theorem(p, hit, miss, t_p, t_b)
+    predicted = 1e3 / verify * theorem_7(p, hit, miss, t_p, t_b)
     retry = stats["recoveries"]["local_retry"]["mean_ms"]
     return {
         "hit_rate": p, "hit_length": hit, "miss_length": miss, "verify_ms": verify, "draft_time": t_p,

@@ -9,10 +9,10 @@ from ssd.runtime.threads import CORES
 
 
 def test_theorem():
-    assert theory.theorem(1.0, 3.0, 1.0, 0.5, 9.0) == 3.0  # every outcome prepared for, the draft hidden
-    assert theory.theorem(1.0, 3.0, 1.0, 2.0, 9.0) == 1.5  # the draft takes two verifications
-    assert theory.theorem(0.0, 9.0, 2.0, 0.5, 0.25) == pytest.approx(2 / 1.25)
-    assert theory.theorem(0.5, 3.0, 2.0, 0.5, 0.2) == pytest.approx(2.5 / 1.1)
+    assert theory.theorem_7(1.0, 3.0, 1.0, 0.5, 9.0) == 3.0  # every outcome prepared for, the draft hidden
+    assert theory.theorem_7(1.0, 3.0, 1.0, 2.0, 9.0) == 1.5  # the draft takes two verifications
+    assert theory.theorem_7(0.0, 9.0, 2.0, 0.5, 0.25) == pytest.approx(2 / 1.25)
+    assert theory.theorem_7(0.5, 3.0, 2.0, 0.5, 0.2) == pytest.approx(2.5 / 1.1)
 
 
 @pytest.mark.skipif(len(CORES) < 2, reason="wants two cores")

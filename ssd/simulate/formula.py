@@ -13,18 +13,21 @@ def sd(times, outcomes: Outcomes, k: int, batch: int = 1) -> float:
     return batch * outcomes.expected(k) / (k * times.draft(batch, batch) + times.verify(batch, batch * (k + 1)))
 
 
+def theorem_7(p: float, hit: float, miss: float, draft: float, fallback: float) -> float:
+    """Tokens a verification: [p E_hit + (1 - p) E_miss] / [p max(1, T_p) + (1 - p) (1 + T_b)], T in verifications."""
+    return (p * hit + (1 - p) * miss) / (p * max(1.0, draft) + (1 - p) * (1 + fallback))
+
+
 def ssd(times, outcomes: Outcomes, k: int, branches: int, batch: int = 1, stalls: bool = False) -> float:
     """Theorem 7, with p^b for a batch: where one outcome was not prepared for, all are drafted again.
 
-    E / [p max(1, T_p) + (1 - p) (1 + T_b)] in units of a verification: T_p, a build, is a pass over what is new and k
-    passes over the branches; T_b, the retry, is k passes. Both kinds of round have the same expected length here.
-    stalls: a build is never broken off, so that a retry waits for its end too.
+    A build is a pass over what is new and k passes over the branches, the fallback k passes; rounds after both have
+    the same expected length. stalls: a build is never broken off, so that the fallback waits for its end too.
     """
-    verify = times.verify(batch, batch * (k + 1))
-    build = max(verify, (k + 1) * times.draft(batch, batch * branches))
-    retry = (build if stalls else verify) + k * times.draft(batch, batch)
-    p = outcomes.hit_rate(k) ** batch
-    return batch * outcomes.expected(k) / (p * build + (1 - p) * retry)
+    verify, expected = times.verify(batch, batch * (k + 1)), outcomes.expected(k)
+    build = (k + 1) * times.draft(batch, batch * branches) / verify
+    fallback = k * times.draft(batch, batch) / verify + (max(build, 1.0) - 1 if stalls else 0)
+    return batch * theorem_7(outcomes.hit_rate(k) ** batch, expected, expected, build, fallback) / verify
 
 
 def ssd_going_on(times, outcomes: Outcomes, k: int, branches: int, batch: int = 1) -> float:
