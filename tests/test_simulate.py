@@ -234,7 +234,7 @@ def test_the_best_plan_is_the_best_of_those_tried(fitted):
     times = fitted.times(PAIRS["llama"])
     stats = Statistics(0.8, 1.0, "")
     choice = questions.best(times, stats, "sd")
-    assert choice.plan.k == max(range(1, 11), key=lambda k: formula.sd(times, stats.outcomes(k), k))
+    assert choice.plan.k == max(range(1, questions.LONGEST + 1), key=lambda k: formula.sd(times, stats.outcomes(k), k))
     assert questions.best(times, Statistics(0.0, 1.0, ""), "sd").plan.k == 1
     rows, answer = questions.ask_best({"bad": (times, Statistics(0.0, 1.0, ""))}, 1, None, None)
     assert rows[-1]["mode"] == "sd" and rows[0]["tokens/s"] >= rows[1]["tokens/s"]

@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     q.add_argument("--gpus", type=positive, default=4, metavar="N", help="of the target, SSD has one more (4)")
     q.add_argument("--batch", type=positive, metavar="N", help="sequences that decode together (1; 4 with replicas)")
     q.add_argument("--context", type=float, default=CONTEXT, metavar="N", help="mean tokens of a sequence (400)")
-    q.add_argument("-k", type=positive, metavar="N", help="tokens of a speculation (the best up to 10)")
+    q.add_argument("-k", type=positive, metavar="N", help="tokens of a speculation (the best up to 12)")
     q.add_argument("--branches", type=positive, metavar="N", help="outcomes prepared for in all (the best)")
     q.add_argument("--workload", choices=WORKLOADS, help="of a published pair (the mean of the four)")
     q.add_argument("--acceptance", metavar="A", help="chance of a token, or one for each draft with commas")

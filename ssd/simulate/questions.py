@@ -8,7 +8,7 @@ from .roofline import Roofline
 from .serving import Load, serve
 from .statistics import Statistics
 
-LONGEST = 10
+LONGEST = 12
 PER_NODE = (1, 2, 3, 4, 6, 8)  # branches tried, by tokens of the speculation and one
 ROUNDS = 3000
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
