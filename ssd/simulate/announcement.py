@@ -14,7 +14,7 @@ from .roofline import Roofline
 K = 6  # the announcement names none: that of the paper's SD rows
 LIKE = {"HumanEval": "HumanEval", "GSM8K": "GSM8K", "dialogue": "UltraFeedback"}  # the paper has no dialogue
 RECOVERY_MS = 15.0
-COLUMNS = ["quantity", "workload", "published", "from_its_shares", "from_constants"]
+COLUMNS = ["quantity", "workload", "published", "from_its_shares", "from_constants", "error"]
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,9 @@ class Shares:
 
 
 def row(quantity, workload, published, own, ours) -> dict:
-    values = (ANNOUNCEMENT, quantity, workload, published, own, ours)
-    return dict(zip(["source", *COLUMNS], values, strict=True))
+    """error: of the constants, relative."""
+    error = ours / published - 1 if published else None
+    return dict(zip(["source", *COLUMNS], (ANNOUNCEMENT, quantity, workload, published, own, ours, error), strict=True))
 
 
 def by_shares(ratio: float, rounds: int) -> tuple[float, float]:
@@ -76,7 +77,7 @@ def bandwidth_use(times: Roofline, tally: Tally) -> tuple[float, float]:
 
 def rows(fit: Fit, rounds: int = 4000) -> list[dict]:
     """quantity, workload, published, from_its_shares (what its 35 / 55 / 10 and its hit rate of 82 % imply),
-    from_constants (the simulation with the constants fitted on the paper's rows). None where one says nothing."""
+    from_constants (the simulation with the constants fitted on the paper's rows), error. None: it says nothing."""
     out, times = [], fit.times(PAIRS["llama"])
     found = {w: runs(fit, w, rounds) for w in ANNOUNCED}
     for workload, (ar, sd, ssd) in ANNOUNCED.items():

@@ -114,10 +114,10 @@ class Replica:
     source: object
     rng: np.random.Generator
     tally: Tally = field(default_factory=Tally)
+    task: Task | None = None  # what the draft was told last
 
     def run(self):
         self.inbox = simpy.Store(self.env)
-        self.task: Task | None = None
         if self.plan.mode == "ssd":
             self.env.process(self.draft_lane())
         while live := (yield from self.source.admit(self)):
