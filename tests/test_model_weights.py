@@ -1,10 +1,15 @@
 import json
+import mmap
 import shutil
+import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from ssd.distill.teacher import Target
 from ssd.kernels.linear import reference
+from ssd.model import safetensors_file
 from ssd.model import weights as module
 from ssd.model.config import LlamaConfig
 from ssd.model.safetensors_file import SafetensorsFile, write_safetensors
@@ -171,3 +176,28 @@ def test_reading_leaves_no_mapping(checkpoint):
         pytest.skip("needs /proc")
     w = load_weights(config, folder, plain)
     assert str(folder) not in open(maps).read() and w.layers[0].attention_norm.isfinite().all()
+
+
+LOADS = (
+    lambda folder: load_weights(LlamaConfig.from_dict(CONFIG), folder, plain),
+    lambda folder: Target(folder, torch.float32),
+)
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_no_more_than_three_tensors_are_in_memory_twice(checkpoint, monkeypatch, load):
+    """Those that one product is made of."""
+    folder, _, tensors = checkpoint
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    mapped, most = weakref.WeakSet(), []
+
+    class Mapping(mmap.mmap):
+        def __init__(self, *args, **options):
+            mapped.add(self)
+            most.append(len(mapped))
+
+    names = {n: getattr(mmap, n) for n in ("ALLOCATIONGRANULARITY", "ACCESS_COPY")}
+    monkeypatch.setattr(safetensors_file, "mmap", SimpleNamespace(mmap=Mapping, **names))
+    loaded = load(folder)
+    assert len(most) >= len(tensors) and max(most) == 3 and loaded
+    assert len(mapped) == 0

@@ -62,7 +62,7 @@ class Target:
             return torch.cat([get(n).to(self.device, dtype) for n in names]) if names[0] in shapes else None
 
         def vector(name):
-            return get(name).to(self.device, torch.float32) if name in shapes else None
+            return get(name).to(self.device, torch.float32, copy=True) if name in shapes else None
 
         self.embedding, self.norm = matrix("model.embed_tokens.weight"), vector("model.norm.weight")
         self.lm_head = self.embedding if c.tie_word_embeddings else matrix("lm_head.weight")
