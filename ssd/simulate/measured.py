@@ -94,12 +94,45 @@ def replay(mode: str, costs: dict, own: float, counts: dict, rounds: int, seed: 
         plan = Plan("ssd", max(round(length), 1), max(round(each), 1), whole=False, wait=wait)
     env = simpy.Environment()
     replica = Replay(
-        env, times, plan, None, Steady(1, rounds), np.random.default_rng(seed), Tally(), shapes,
-        passes / max(speculating, 1), each, hit_rate,
+        env, times, plan, None, Steady(1, rounds), np.random.default_rng(seed), shapes=shapes,
+        passes=passes / max(speculating, 1), rows=each, hit_rate=hit_rate,
     )  # fmt: skip
     replica.outcomes = replica
     env.run(env.process(replica.run()))
     return replica.tally
+
+
+@dataclass(frozen=True)
+class Run:
+    """A row of the file: what names it, counts of its rounds, costs of passes measured beside it, the engine's own time
+    of a pass."""
+
+    key: tuple
+    mode: str
+    counts: dict
+    costs: dict[str, dict[int, float]]
+    own: float
+
+    def simulate(self, rounds: int, seed: int) -> Tally:
+        if self.mode != "ar":
+            return replay(self.mode, self.costs, self.own, self.counts, rounds, seed)
+        times = Measured(self.costs["target_together"], self.costs["draft_together"], self.own)
+        return simulate(times, Plan("ar"), rounds=10)
+
+
+def runs(report: dict) -> list[Run]:
+    """Those rows that the file has costs and plain decoding for."""
+    costs = {
+        (c["precision"], c["cores"], c["workload"]): {
+            name: {int(n): float(t) for n, t in c[name].items()}
+            for name in ("target_together", "draft_together", "target_apart", "draft_apart")
+        }
+        for c in report["costs"]
+    }
+    ours = [r for r in report["rows"] if r["system"] == "ssd" and r.get("counts") and r["mode"] in ("ar", "sd", "ssd")]
+    keyed = [((r["precision"], r["cores"], r["workload"]), r["mode"], r["counts"]) for r in ours]
+    own = {key: overhead(counts) for key, mode, counts in keyed if mode == "ar"}
+    return [Run(key, mode, c, costs[key], own[key]) for key, mode, c in keyed if key in own and key in costs]
 
 
 def rows(path: str, rounds: int, seed: int = 0) -> list[dict]:
@@ -108,7 +141,7 @@ def rows(path: str, rounds: int, seed: int = 0) -> list[dict]:
     in a pass). Raises ValueError that names the file and what it lacks."""
     report = read(path)
     try:
-        found = _rows(report, rounds, seed)
+        found = runs(report)
     except (KeyError, TypeError, AttributeError, ZeroDivisionError):
         found = []
     if not found:
@@ -116,41 +149,18 @@ def rows(path: str, rounds: int, seed: int = 0) -> list[dict]:
             f"{path}: holds no costs with counts of ar beside sd or ssd, wanted the --json of "
             "`python -m bench.decode --modes ar,sd,ssd`"
         )
-    return found
+    return [_row(run, run.simulate(rounds, seed)) for run in found]
 
 
-def _rows(report: dict, rounds: int, seed: int) -> list[dict]:
-    costs = {
-        (c["precision"], c["cores"], c["workload"]): {
-            name: {int(n): float(t) for n, t in c[name].items()}
-            for name in ("target_together", "draft_together", "target_apart", "draft_apart")
-        }
-        for c in report["costs"]
-    }
-    ours = [r for r in report["rows"] if r["system"] == "ssd" and r.get("counts")]
-    plain = {(r["precision"], r["cores"], r["workload"]): r["counts"] for r in ours if r["mode"] == "ar"}
-    out = []
-    for r in ours:
-        key = (r["precision"], r["cores"], r["workload"])
-        if key not in plain or key not in costs or r["mode"] not in ("ar", "sd", "ssd"):
-            continue
-        own, counts, measured = overhead(plain[key]), r["counts"], costs[key]
-        if r["mode"] == "ar":
-            times = Measured(measured["target_together"], measured["draft_together"], own)
-            tally = simulate(times, Plan("ar"), rounds=10)
-        else:
-            tally = replay(r["mode"], measured, own, counts, rounds, seed)
-        speed = counts["decode_tokens"] / counts["decode_seconds"]
-        row = dict(zip(COLUMNS, (*key, r["mode"], speed, tally.speed, tally.speed / speed - 1), strict=False))
-        row |= {"tokens_a_round": tally.tokens / tally.rounds, "hit_rate": tally.hit_rate}
-        if r["mode"] != "ar":  # of the target, for its draft, in a pass
-            waited = counts["decode_draft_seconds" if r["mode"] == "sd" else "wait_seconds"]
-            row |= {
-                "wait_ms": 1e3 * tally.wait / tally.rounds,
-                "wait_ms_measured": 1e3 * waited / counts["decode_passes"],
-            }
-        out.append(row)
-    return out
+def _row(run: Run, tally: Tally) -> dict:
+    counts, mode = run.counts, run.mode
+    speed = counts["decode_tokens"] / counts["decode_seconds"]
+    row = dict(zip(COLUMNS, (*run.key, mode, speed, tally.speed, tally.speed / speed - 1), strict=False))
+    row |= {"tokens_a_round": tally.tokens / tally.rounds, "hit_rate": tally.hit_rate}
+    if mode != "ar":
+        waited = counts["decode_draft_seconds" if mode == "sd" else "wait_seconds"]
+        row |= {"wait_ms": 1e3 * tally.wait / tally.rounds, "wait_ms_measured": 1e3 * waited / counts["decode_passes"]}
+    return row
 
 
 def verdict(rows: list[dict]) -> str:
