@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .kernel_report_shapes import MODELS, Model, attention_cost, instructions
+from .sass import instructions
+from .shapes import MODELS, Model, attention_cost
 
 ROOT = Path(__file__).parent.parent
 HEAD_DIMS = (64, 80, 96, 128, 256)

@@ -27,7 +27,8 @@ from ssd.kernels.top_f.triton import top_f
 from ssd.kernels.tree_attention.triton import tree_attention
 from ssd.kernels.verify.triton import verify_coupled
 
-from .kernel_report_shapes import MODELS, Model, attention_cost, instructions
+from .sass import instructions
+from .shapes import MODELS, Model, attention_cost
 
 TYPES = {
     torch.float32: "fp32",

@@ -2,11 +2,17 @@
 
 `rows`: op, backend, cores, shape, microseconds, gb_per_s, gflop_per_s, roofline_fraction (the longer of bytes by read
 bandwidth and operations by peak, both measured in the same run, divided by the time), baselines {name: how many times
-as long it takes}, check. A kernel whose check fails gets no ratio. A plot is drawn beside the JSON file.
+as long it takes}, refused {name: why a baseline does not run here}, check. A kernel whose check fails gets no ratio.
+`left_out`: sizes that were not measured, by reason. A plot is drawn beside the JSON file.
+
+Sizes: Llama 1B, 8B, 70B per tensor-parallel rank and SmolLM2; 1, 5, 8, 16, 32 and 64 rows of a tree, behind 128 to
+32768 tokens, in batches of 1 to 32, and the forest of a draft. By default those that differ from 8 rows behind 4096
+tokens at batch 1 in one of them; --full measures all.
 """
 
 import argparse
 import importlib
+import os
 import pkgutil
 import sys
 
@@ -14,7 +20,7 @@ import torch
 
 from ssd.kernels import library
 
-from . import cases, plots, results
+from . import cases, plots, results, shapes
 from .machine import cores_of
 from .roofline import bind, buffer, cold_bytes
 from .timing import REST, interleave, ratio, spread
@@ -23,11 +29,36 @@ from .worker import Worker
 library.load()
 
 
-def modules(ops: list[str] | None) -> list[str]:
-    names = [m.name for m in pkgutil.iter_modules(cases.__path__)]
-    if unknown := set(ops or ()) - set(names):
+def modules(ops: str | None) -> list[str]:
+    names = [m.name for m in pkgutil.iter_modules(cases.__path__) if not m.name.endswith("_peers")]
+    wanted = ops.split(",") if ops else names
+    if unknown := set(wanted) - set(names):
         raise ValueError(f"ops: got {sorted(unknown)[0]!r}, wanted some of {', '.join(names)}")
-    return [n for n in names if ops is None or n in ops]
+    return wanted
+
+
+def selection(models: list[shapes.Model], full: bool, most: int) -> tuple[list[shapes.Size], dict[str, list[str]]]:
+    """Sizes to measure, and others by the reason why they are left out. most: bytes of keys and values."""
+    chosen, rest = shapes.sizes(models, full)
+    large = [size for size in chosen if size.kv_bytes > most]
+    left_out = {"without --full": rest, f"keys and values of more than {most / 2**30:.2g} GiB": large}
+    return [s for s in chosen if s not in large], {why: list(map(str, left)) for why, left in left_out.items() if left}
+
+
+def units(wanted: list[str], models: list[shapes.Model]):
+    """What a worker measures in one call: attention model by model."""
+    for name in wanted:
+        for part in [[m] for m in models] if name == "attention" else [models]:
+            yield name, part
+
+
+def most_on_cpu() -> int:
+    """An eighth of the memory: the baselines have a copy, and the checks more."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8
+
+
+def cases_of(module: str, device: str, chosen: list[shapes.Size]):
+    return importlib.import_module(f"bench.cases.{module}").cases(device, chosen)
 
 
 class Kernels:
@@ -35,26 +66,29 @@ class Kernels:
 
     def __init__(self, cores: list[int]):
         bind(cores)
-        self.cores, self.buffer = cores, buffer(cold_bytes())
+        self.cores, self.buffer, self.rest = cores, buffer(cold_bytes()), REST if len(cores) > 1 else 0.0
+        self.limits = self.roofline(warm_up=1)
 
-    def measure(self, module: str, seconds: float) -> list[dict]:
-        torch.manual_seed(0)
-        made = importlib.import_module(f"bench.cases.{module}").cases("cpu")
-        return [self.row(case, seconds) for case in made]
-
-    def row(self, case: cases.Case, seconds: float) -> dict:
-        right = bool(case.check())
-        candidates = {case.op: case.run, **(case.baselines if right else {})}
-        roof = {
+    def roofline(self, warm_up: int = 0) -> dict[str, list[float]]:
+        calls = {
             "read": lambda _: torch.ops.ssd.probe_read(self.buffer),
             "fma": lambda _: torch.ops.ssd.probe_fma(1 << 16),
         }
-        rest = REST if len(self.cores) > 1 else 0.0
-        before = interleave(roof, seconds=0, least=3, rest=rest)
+        return interleave(calls, seconds=0, least=3, warm_up=warm_up, rest=self.rest)
+
+    def measure(self, module: str, models: str, full: bool, seconds: float) -> list[dict]:
+        torch.manual_seed(0)
+        chosen, _ = selection(shapes.models(models), full, most_on_cpu())
+        return [self.row(case, seconds) for case in cases_of(module, "cpu", chosen)]
+
+    def row(self, case: cases.Case, seconds: float) -> dict:
+        right = bool(case.check())
+        baselines, refused = case.usable() if right else ({}, {})
+        candidates = {case.op: case.run, **baselines}
         prepare = {case.op: case.prepare} if case.prepare else None
-        times = interleave(candidates, seconds, prepare=prepare, rest=rest)
-        after = interleave(roof, seconds=0, least=3, warm_up=0, rest=rest)
-        limits = {name: spread(before[name] + after[name])["median"] for name in roof}
+        times = interleave(candidates, seconds, prepare=prepare, rest=self.rest)
+        before, self.limits = self.limits, self.roofline()
+        limits = {name: spread(before[name] + after)["median"] for name, after in self.limits.items()}
         bandwidth, peak = self.buffer.nbytes / limits["read"], torch.ops.ssd.probe_fma(1 << 16) / limits["fma"]
         median = spread(times[case.op])["median"]
         return {
@@ -67,6 +101,7 @@ class Kernels:
             "gflop_per_s": case.flops / median / 1e9,
             "roofline_fraction": max(case.bytes / bandwidth, case.flops / peak) / median,
             "baselines": {name: ratio(times, case.op, name) for name in candidates if name != case.op},
+            "refused": refused,
             "check": right,
         }
 
@@ -74,27 +109,46 @@ class Kernels:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ops", help=f"some of {', '.join(modules(None))}; all by default")
+    parser.add_argument("--models", help=f"some of {', '.join(shapes.MODELS)}; all by default")
+    parser.add_argument("--full", action="store_true", help="all sizes: hours on a CPU")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="the CPU, and the GPU where there is one, by default")
     parser.add_argument("--cores", default="1,2", help="numbers of cores")
     parser.add_argument("--seconds", type=float, default=0.5, help="time to spend on each line")
     parser.add_argument("--gpu-limit", type=float, help="seconds for all lines of the GPU; the rest is left out")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
-    rows = []
-    for n in map(int, args.cores.split(",")) if args.device != "cuda" else ():
-        with Worker("bench.kernels:Kernels", cores_of(n), {}) as worker:
-            for module in modules(args.ops and args.ops.split(",")):
-                rows += worker.call("measure", module=module, seconds=args.seconds)
+    wanted, models, rows, left_out = modules(args.ops), shapes.models(args.models), [], {}
+
+    def done(more: list[dict]) -> None:  # what is there stays if a later part fails
+        rows.extend(more)
+        results.write(args.json, rows, left_out=left_out)
+
+    if args.device != "cuda":
+        _, left_out["cpu"] = selection(models, args.full, most_on_cpu())
+        for n in map(int, args.cores.split(",")):
+            with Worker("bench.kernels:Kernels", cores_of(n), {}) as worker:
+                for module, part in units(wanted, models):
+                    names = ",".join(m.name for m in part)
+                    done(worker.call("measure", module=module, models=names, full=args.full, seconds=args.seconds))
     if args.device != "cpu" and torch.cuda.is_available():
         from . import kernels_gpu
 
-        wanted = [name for name in kernels_gpu.MODULES if args.ops is None or name in args.ops.split(",")]
-        rows += kernels_gpu.measure(wanted, args.seconds, args.gpu_limit)
+        memory = torch.cuda.get_device_properties(0).total_memory
+        chosen, left_out["cuda"] = selection(models, args.full, min(8 << 30, memory // 10))
+        limit = args.gpu_limit and args.gpu_limit / 2  # attention and linear have cases there
+        for module in wanted:
+            for row in kernels_gpu.rows(cases_of(module, "cuda", chosen), args.seconds, limit):
+                done([row])
+            if module == "attention":
+                left = [size for size in map(str, chosen) if size not in {row["shape"] for row in rows}]
+                left_out["cuda"] |= {"no time left": left} if left else {}
     elif args.device != "cpu":
         print("no GPU here: rows of the backends triton and cuda are absent", file=sys.stderr)
     columns = ["op", "backend", "cores", "shape", "microseconds", "gb_per_s", "gflop_per_s", "roofline_fraction"]
-    print(results.table(rows, [*columns, "baselines", "check"]))
-    results.write(args.json, rows)
+    print(results.table(rows, [*columns, "baselines", "refused", "check"]))
+    for device, reasons in left_out.items():
+        for why, left in reasons.items():
+            print(f"{device}: {len(left)} sizes of tree attention left out, {why}", file=sys.stderr)
     plots.beside(args.json, plots.kernels, rows)
 
 

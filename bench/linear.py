@@ -1,14 +1,16 @@
 """Packed linear layers from cold memory: `python -m bench.linear --json F`.
 
 One measurement is a pass over all linear layers of the default target (30 layers of 960x576, 576x576, 3072x576 and
-576x1536, then 49152x576), as a decode step makes it, or over copies of one shape with --shape. `rows`: format,
-cores, rows (rows of the input), shape, microseconds (of a pass), gb_per_s (packed bytes), gflop_per_s,
-bandwidth_fraction (of what a plain read of as many bytes reached in the same rounds), baselines (times as long as
-torch's linear takes; none when the check fails), check.
+576x1536, then 49152x576), as a decode step makes it; of Llama 1B, 8B and 70B per tensor-parallel rank it is one over
+the four of a decoder layer, in fp32 only with --full; with --shape one over copies of that matrix. `rows`: shape,
+format, cores, rows (of the input), microseconds (of a pass), gb_per_s (packed bytes), gflop_per_s, bandwidth_fraction
+(of what a plain read of as many bytes reached in the same rounds), baselines (times as long as torch's linear takes;
+none when the check fails), check.
 """
 
 import argparse
 import itertools
+import sys
 from math import ceil
 
 import torch
@@ -20,13 +22,13 @@ from ssd.model.memory import Arena
 from . import plots, results
 from .machine import cores_of
 from .roofline import bind, buffer, cold_bytes
+from .shapes import MODELS, ROWS, Model, models
 from .timing import REST, interleave, ratio, spread
 from .worker import Worker
 
 library.load()
 
-LAYER = [(960, 576), (576, 576), (3072, 576), (576, 1536)]
-MODEL = LAYER * 30 + [(49152, 576)]
+WHOLE = "SmolLM2-135M"  # the model of which a pass has all layers
 PEER = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.bfloat16}  # torch's nearest linear
 INT8_ERROR = 0.02  # relative, weights and activations both rounded to eight bits in groups
 
@@ -42,6 +44,12 @@ def check(y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, format: str) -
     dtype = PEER[format]
     exact = x.double() @ weight.to(dtype).double().T
     return error(y, exact) <= 2 * error(F.linear(x.to(dtype), weight.to(dtype)), exact)
+
+
+def shapes_of(model: Model) -> list[tuple[int, int]]:
+    """(N, K) of the products of a pass."""
+    layer = list(model.layers.values())
+    return layer * model.depth + [(model.vocab, model.hidden)] if model.name == WHOLE else layer
 
 
 class Linear:
@@ -95,23 +103,31 @@ class Linear:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", help=f"some of {', '.join(MODELS)}; all by default")
     parser.add_argument("--formats", default="fp32,bf16,int8")
+    parser.add_argument("--full", action="store_true", help="fp32 of every model")
     parser.add_argument("--cores", default="1,2", help="numbers of cores")
-    parser.add_argument("--rows", default="1,2,4,5,8,16,32,64")
-    parser.add_argument("--shape", help="outputs x inputs of one matrix, such as 960x576, in place of the whole model")
-    parser.add_argument("--seconds", type=float, default=2.0, help="time to spend on each line")
+    parser.add_argument("--rows", default=",".join(map(str, ROWS)))
+    parser.add_argument("--shape", help="outputs x inputs of one matrix, such as 960x576, in place of the models")
+    parser.add_argument("--seconds", type=float, default=1.0, help="time to spend on each line")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
-    shapes = [tuple(map(int, args.shape.split("x")))] if args.shape else MODEL
-    rows = []
-    for n, format in itertools.product(map(int, args.cores.split(",")), args.formats.split(",")):
-        with Worker("bench.linear:Linear", cores_of(n), {"format": format, "shapes": shapes}) as worker:
+    passes = {m.name: shapes_of(m) for m in models(args.models)}
+    if args.shape:
+        passes = {args.shape: [tuple(map(int, args.shape.split("x")))]}
+    rows, left_out = [], []
+    for name, n, format in itertools.product(passes, map(int, args.cores.split(",")), args.formats.split(",")):
+        if format == "fp32" and name in MODELS and name != WHOLE and not args.full:
+            left_out.append(f"{name} fp32, {n} cores")
+            continue
+        with Worker("bench.linear:Linear", cores_of(n), {"format": format, "shapes": passes[name]}) as worker:
             for r in map(int, args.rows.split(",")):
-                row = worker.call("measure", rows=r, seconds=args.seconds)
-                rows.append({"shape": args.shape or "SmolLM2-135M", **row})
-    columns = ["format", "cores", "rows", "microseconds", "gb_per_s", "gflop_per_s", "bandwidth_fraction", "baselines"]
-    print(results.table(rows, [*columns, "check"]))
-    results.write(args.json, rows)
+                rows.append({"shape": name, **worker.call("measure", rows=r, seconds=args.seconds)})
+        results.write(args.json, rows, left_out=left_out)
+    columns = ["shape", "format", "cores", "rows", "microseconds", "gb_per_s", "gflop_per_s", "bandwidth_fraction"]
+    print(results.table(rows, [*columns, "baselines", "check"]))
+    if left_out:
+        print(f"left out without --full: {'; '.join(left_out)}", file=sys.stderr)
     plots.beside(args.json, plots.linear, rows)
 
 

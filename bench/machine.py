@@ -6,7 +6,10 @@ from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-PACKAGES = ("torch", "triton", "transformers", "llama-cpp-python", "ctranslate2", "openvino-genai")
+PACKAGES = (
+    "torch", "triton", "flash-attn", "flashinfer-python", "transformers", "llama-cpp-python", "ctranslate2",
+    "openvino-genai",
+)  # fmt: skip
 CPU0 = Path("/sys/devices/system/cpu/cpu0")
 
 

@@ -40,13 +40,14 @@ def groups(rows: list[dict], *names: str) -> dict[tuple, list[dict]]:
 
 
 def linear(rows: list[dict]):
-    """Time of a pass by rows of the input, one panel for each number of cores."""
-    by_cores = groups(rows, "cores")
-    figure, axes = panels(len(by_cores), "linear layers of SmolLM2-135M")
-    for axis, ((cores,), part) in zip(axes, by_cores.items(), strict=True):
+    """Time of a pass by rows of the input, one panel for each shape and number of cores."""
+    parts = groups(rows, "shape", "cores")
+    figure, axes = panels(len(parts), "linear layers")
+    for axis, ((shape, cores), part) in zip(axes, parts.items(), strict=True):
         for (format,), line in groups(part, "format").items():
             axis.plot([r["rows"] for r in line], [r["microseconds"] / 1e3 for r in line], marker="o", label=format)
-        axis.set(xlabel="rows", ylabel="milliseconds", title=f"{cores} core{'s' * (cores > 1)}", xscale="log", ylim=0)
+        title = f"{shape}, {cores} core{'s' * (cores > 1)}"
+        axis.set(xlabel="rows", ylabel="milliseconds", title=title, xscale="log", ylim=0)
         axis.legend()
     figure.tight_layout()
     return figure

@@ -26,11 +26,11 @@ from ssd.model.rope import rope_tables
 from ssd.model.weights import BLOCK, LayerWeights, Weights, pack_rows
 
 from . import results
-from .kernel_report_shapes import MODELS, Model
+from .shapes import MODELS, PAGE, Model
 
 TINY = {m.name: m for m in (Model("tiny", 64, 4, 2, 64, 96, 2, 256), Model("tiny draft", 32, 1, 1, 64, 48, 1, 256))}
 SHAPES = MODELS | TINY
-PAGE = 16
+
 SETTINGS = (torch.float32, torch.int32, torch.float32, torch.float32, torch.int64)  # temperature to seeds
 
 

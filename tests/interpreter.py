@@ -12,7 +12,8 @@ def to_float(handle, bfloat16):
 
 def prepare() -> None:
     """NumPy's product may sum a row otherwise in another place of the tile; an MMA does not. So the interpreter's dot
-    becomes a chain of products of 16 k, each element on its own, as m16n8k16 is; and it learns bfloat16."""
+    becomes a chain of products of 16 k, each element on its own, as m16n8k16 is; and it learns bfloat16, and of NumPy
+    2.4 that only arrays without dimensions become numbers (Triton 3.6)."""
     from triton.runtime import interpreter
 
     from ssd.kernels.sample import triton as sample
@@ -29,6 +30,13 @@ def prepare() -> None:
     def bf16(self, value):
         return self.create_fp_trunc(self.get_fp32(value), tl.bfloat16)
 
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def with_index(tensor, scope):
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    interpreter._patch_lang_tensor = with_index
     interpreter.InterpreterBuilder.create_dot = dot
     interpreter.InterpreterBuilder.get_bf16 = bf16  # Triton 3.9 has it
     sample.CHUNK = 64  # some chunks a row

@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from attention_cases import make_case
 from model_helpers import one_request, relative_error, save_tiny
+from test_bench_kernels import inputs
 
-from bench import kernels_gpu, synthetic
+from bench.cases import attention
 from ssd.kernels import tree_attention
 from ssd.kernels.tree_attention import flash
 from ssd.model.batch import Batch
@@ -132,12 +133,12 @@ def test_what_cannot_be_is_one_sentence(tmp_path, monkeypatch, package):
         Llama.load(tmp_path, device="cuda", flash_prefill=True)
 
 
-def test_paged_decoding_is_a_baseline_where_it_is_the_same_work(package, monkeypatch):
-    tiny, name = synthetic.TINY["tiny"], "flash-attn, pages of 256"
-    case = kernels_gpu.attention_case(tiny, 300, 3, 1, "triton", "cpu")
+def test_paged_decoding_is_a_baseline_where_it_is_the_same_work(package):
+    name = "flash-attn, pages of 256"
+    case = attention.case(inputs(prefix=300, batch=3, rows=1), "triton")
+    usable, refused = case.usable()
+    assert name in usable and not refused
     for turn in range(2):
-        got = case.baselines[name](turn).flatten(0, 1)
-        torch.testing.assert_close(got, case.run(turn), rtol=0, atol=0.02)
-    assert name not in kernels_gpu.attention_case(tiny, 300, 3, 5, "triton", "cpu").baselines  # a tree
-    monkeypatch.setitem(sys.modules, "flash_attn", None)
-    assert name not in kernels_gpu.attention_case(tiny, 300, 3, 1, "triton", "cpu").baselines
+        got = usable[name](turn).flatten(0, 1)
+        torch.testing.assert_close(got.float(), case.run(turn), rtol=0, atol=0.02)
+    assert name not in attention.case(inputs(prefix=300, batch=3), "triton").baselines  # a tree

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import gpu_check, kernels_gpu, plots, synthetic
+from bench import gpu_check, synthetic
 from bench.gpu_check import Part
 
 ROOT = Path(__file__).parent.parent
@@ -77,21 +77,3 @@ def test_synthetic_passes_are_those_of_plain_decoding():
     together = decoder.verification(40, ids).clone()
     alone = torch.cat([decoder.plain(40 + i, ids[i : i + 1]) for i in range(4)])
     assert torch.equal(together, alone)
-
-
-def test_the_cases_of_the_gpu_are_right():
-    """On the CPU, where the operators have their CPU form: checks pass, bytes and operations are counted."""
-    tiny = synthetic.TINY["tiny"]
-    attention = [kernels_gpu.attention_case(tiny, 40, batch, 5, "triton", "cpu") for batch in (1, 3)]
-    linear = next(kernels_gpu.linear_cases("cpu", [tiny]))
-    for case in (*attention, linear):
-        assert case.check()
-        for call in (case.run, *case.baselines.values()):
-            assert not torch.equal(call(0), call(1)) or case is linear  # turns have inputs of their own
-    assert attention[1].flops == 3 * attention[0].flops == 3 * 4 * 5 * 4 * 64 * 45
-    assert linear.bytes == 2 * 512 * 64 + 4 * (64 + 512)
-
-
-def test_rows_of_the_gpu_can_be_drawn():
-    row = {"op": "linear", "backend": "triton", "shape": "a", "roofline_fraction": 0.5}
-    assert len(plots.kernels([row, row | {"backend": "cpu", "cores": 2}, {"op": "linear", "error": "none"}]).axes) == 1

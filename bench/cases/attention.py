@@ -1,83 +1,143 @@
-"""Tree attention on a paged cache, against torch SDPA with a dense mask after gathering the pages.
+"""Tree attention on a paged cache: chains of one (decoding), trees, and the forest of a draft.
 
-A tree of T rows (each node's parent drawn among the nodes before it) under a prefix of L tokens: decoding is T = 1.
+Rows of a tree have their parent among the four nodes before them. Baselines are in attention_peers.
 """
 
+from collections.abc import Iterator
+from functools import cached_property
+
 import torch
-import torch.nn.functional as F
 
 from ssd.kernels import tree_attention
+from ssd.kernels.tree_attention.cuda import tree_attention as cuda_tree_attention
 from ssd.model import memory
 
-from . import Case, copies, twice_torch
+from ..roofline import cold_bytes
+from ..shapes import BASE, PAGE, Model, Size
+from . import Case, twice_torch
+from .attention_peers import peers, sdpa
 
-MODELS = {  # query heads, KV heads, head_dim
-    "SmolLM2-135M": (9, 3, 64),
-    "Llama-1B": (32, 8, 64),
-    "Llama-8B": (32, 8, 128),
-    "Llama-70B/8": (8, 1, 128),
-}
-PREFIXES = (128, 1024, 8192, 32768)
-ROWS = (1, 5, 8, 16, 32, 64)
-PAGE = 16
+COLD = 512 << 20  # bytes that no cache of a GPU holds
+
+
+def signed(words: list[list[int]]) -> torch.Tensor:
+    """int64 with the bits of unsigned words."""
+    return torch.tensor([[w - (1 << 64) if w >> 63 else w for w in row] for row in words])
 
 
 def tree_mask(rows: int) -> torch.Tensor:
-    """Words of a random tree: a node sees its ancestors and itself."""
+    """Words [rows, 1] of a random tree: a node sees its ancestors and itself."""
     words = [1]
     for i in range(1, rows):
         words.append(words[int(torch.randint(max(0, i - 4), i, ()))] | 1 << i)
-    return torch.tensor([w - (1 << 64) if w >> 63 else w for w in words]).unsqueeze(1)
+    return signed([[w] for w in words])
 
 
-def cases(device: str):
-    if device != "cpu":
-        return
-    for model, (heads, kv_heads, head_dim) in MODELS.items():
-        pool = max(copies(2 * 2 * PAGE * kv_heads * head_dim), max(PREFIXES) // PAGE + 4)
-        block = torch.randn(2, 64, PAGE, kv_heads, head_dim).bfloat16()
-        k, v = (memory.empty((-(-pool // 64), *b.shape), b.dtype).copy_(b).flatten(0, 1) for b in block)
-        for prefix in PREFIXES:
-            for rows in ROWS:
-                yield case(model, heads, k, v, prefix, rows)
+def forest_mask(branches: int, depth: int) -> torch.Tensor:
+    """Words [branches, W] of the deepest nodes: branch m has slots m, m + branches, m + 2 branches, ..."""
+    bits = [sum(1 << m + step * branches for step in range(depth)) for m in range(branches)]
+    width = -(-branches * depth // 64)
+    return signed([[b >> 64 * w & (1 << 64) - 1 for w in range(width)] for b in bits])
 
 
-def case(model: str, heads: int, k: torch.Tensor, v: torch.Tensor, prefix: int, rows: int) -> Case:
-    kv_heads, head_dim = k.shape[2:]
-    length = prefix + rows
-    pages = -(-length // PAGE)
-    many = len(k) // pages
-    tables = torch.randperm(len(k)).int()[: many * pages].view(many, 1, pages)
-    q, mask, scale = torch.randn(rows, heads, head_dim), tree_mask(rows), head_dim**-0.5
-    prefix_lens, row_offsets = torch.tensor([prefix], dtype=torch.int32), torch.tensor([0, rows], dtype=torch.int32)
-    dense = torch.ones(rows, length, dtype=torch.bool)
-    dense[:, prefix:] = mask >> torch.arange(rows) & 1 > 0
+class Inputs:
+    """Arguments of tree attention, page tables [copies, B, pages] of as many turns, and what its peers want."""
+
+    def __init__(self, size: Size, k: torch.Tensor, v: torch.Tensor, cold: int, room: torch.Tensor | None = None):
+        """room: memory for `dense`, in which the inputs made before may have theirs."""
+        self.size, self.k, self.v, self.room, self.device = size, k, v, room, k.device
+        m, batch, pages = size.model, size.batch, -(-size.length // PAGE)
+        copies = max(1, min(-(-cold // size.kv_bytes), len(k) // (batch * pages)))
+        places = torch.randperm(len(k), device=k.device)[: copies * batch * pages]
+        self.tables = places.int().view(copies, batch, pages)
+        self.mask = forest_mask(size.rows, size.depth) if size.depth else tree_mask(size.rows)
+        seen = torch.ones(size.rows, size.length, dtype=torch.bool)
+        bits = self.mask.unsqueeze(-1) >> torch.arange(64) & 1
+        seen[:, size.prefix :] = bits.flatten(1)[:, : size.length - size.prefix] > 0
+        self.seen, self.mask = seen.to(k.device), self.mask.repeat(batch, 1).to(k.device)
+        dtype = torch.float32 if k.device.type == "cpu" else k.dtype
+        self.q = torch.randn(batch * size.rows, m.heads, m.head_dim, device=k.device).to(dtype)  # [B T, Hq, D]
+        self.prefix_lens = torch.full((batch,), size.prefix, dtype=torch.int32, device=k.device)
+        self.row_offsets = torch.arange(batch + 1, dtype=torch.int32, device=k.device) * size.rows
+        self.scale = m.head_dim**-0.5
+
+    @cached_property
+    def dense(self) -> list[list[torch.Tensor]]:
+        """K and V [B, Hkv, length, D] of each turn, contiguous, which no peer has to gather."""
+        made, room = [], self.room
+        for table in self.tables.long():
+            pair = [c[table].flatten(1, 2)[:, : self.size.length].transpose(1, 2) for c in (self.k, self.v)]
+            if room is None:
+                pair = [c.contiguous() for c in pair]
+            else:
+                n = pair[0].numel()
+                pair = [room[i * n : (i + 1) * n].view(c.shape).copy_(c) for i, c in enumerate(pair)]
+                room = room[2 * n :]
+            made.append(pair)
+        return made
+
+    def exact(self) -> torch.Tensor:
+        """float64 [T, Hq, D] of the first request."""
+        m, (keys, values) = self.size.model, (x[0].double() for x in self.dense[0])
+        q = self.q[: self.size.rows].double().unflatten(1, (m.kv_heads, -1)).permute(1, 2, 0, 3)  # [Hkv, G, T, D]
+        scores = (q @ keys.mT.unsqueeze(1) * self.scale).masked_fill_(~self.seen, -torch.inf)
+        return (scores.softmax(-1) @ values.unsqueeze(1)).permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def case(x: Inputs, backend: str, compiled: bool = False) -> Case:
+    """compiled: flex_attention too, which is compiled for every shape, for some seconds."""
+    size, m, rows = x.size, x.size.model, x.size.rows
+    form = cuda_tree_attention if backend == "cuda" else tree_attention
+    by_torch = sdpa(x)
 
     def run(turn):
-        table = tables[turn % many]
-        return tree_attention(q, k, v, table, prefix_lens, row_offsets, mask, scale=scale)[0]
-
-    def gathered(cache, turn):
-        return cache[tables[turn % many, 0]].flatten(0, 1)[:length].transpose(0, 1)[None]
-
-    def sdpa(turn):
-        keys, values = gathered(k, turn), gathered(v, turn)
-        query = q.transpose(0, 1)[None].to(keys.dtype)
-        y = F.scaled_dot_product_attention(query, keys, values, attn_mask=dense, scale=scale, enable_gqa=True)
-        return y[0].transpose(0, 1)
+        table = x.tables[turn % len(x.tables)]
+        return form(x.q, x.k, x.v, table, x.prefix_lens, x.row_offsets, x.mask, scale=x.scale)[0]
 
     def check():
-        keys, values = (gathered(c, 0)[0].double().repeat_interleave(heads // kv_heads, 0) for c in (k, v))
-        scores = q.double().transpose(0, 1) @ keys.transpose(1, 2) * scale
-        exact = scores.masked_fill(~dense, -torch.inf).softmax(-1) @ values
-        return twice_torch(run(0), sdpa(0), exact.transpose(0, 1))
+        theirs = by_torch(0)[:1].reshape(x.q[:rows].shape)
+        return twice_torch(run(0)[:rows], theirs, x.exact())
 
     return Case(
         op="tree_attention",
-        shape=f"{model} T={rows} L={prefix}",
+        shape=str(size),
         run=run,
-        bytes=2 * 2 * length * kv_heads * head_dim + 2 * 4 * rows * heads * head_dim + mask.nbytes,
-        flops=4 * rows * heads * head_dim * length,
+        bytes=size.kv_bytes + 2 * x.q.nbytes + x.mask.nbytes,
+        flops=4 * size.batch * m.heads * m.head_dim * int(x.seen.sum()),
         check=check,
-        baselines={"torch SDPA": sdpa},
+        baselines=peers(x, by_torch, compiled, backend != "cpu"),
+        backend=backend,
+        agreement=0.02,
     )
+
+
+def kv_cache(m: Model, pages: int, device: str) -> list[torch.Tensor]:
+    """K and V [pages, PAGE, Hkv, D] of random values; on the CPU on huge pages, the values of 64 pages repeated."""
+    shape = (PAGE, m.kv_heads, m.head_dim)
+    if device != "cpu":
+        return [torch.randn(pages, *shape, device=device, dtype=torch.bfloat16) for _ in range(2)]
+    block = torch.randn(2, 64, *shape).bfloat16()
+    return [memory.empty((-(-pages // 64), *b.shape), b.dtype).copy_(b).flatten(0, 1) for b in block]
+
+
+def cases(device: str, chosen: list[Size]) -> Iterator[Case]:
+    """On the CPU model by model, each with one cache; on a GPU in the order given, the most telling first."""
+    if device != "cpu":
+        for size in chosen:
+            pages = size.batch * -(-size.length // PAGE)
+            cache = kv_cache(size.model, pages * max(1, min(8, COLD // size.kv_bytes)), device)
+            for backend in ("triton", "cuda"):
+                yield case(Inputs(size, *cache, COLD), backend, is_base(size))
+        return
+    for model in dict.fromkeys(size.model for size in chosen):
+        own = [size for size in chosen if size.model == model]
+        most = max(size.batch * -(-size.length // PAGE) for size in own)
+        page_bytes = 4 * PAGE * model.kv_heads * model.head_dim
+        cache = kv_cache(model, max(most, -(-cold_bytes() // page_bytes)), device)
+        room = memory.empty((2 * cache[0].numel(),), cache[0].dtype)
+        for size in own:
+            yield case(Inputs(size, *cache, cold_bytes(), room), "cpu", is_base(size) and model.name == "Llama-8B")
+
+
+def is_base(size: Size) -> bool:
+    return not size.depth and BASE == {name: getattr(size, name) for name in BASE}

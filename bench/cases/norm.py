@@ -10,7 +10,7 @@ from . import Case, copies, twice_torch
 EPS = 1e-5
 
 
-def cases(device: str):
+def cases(device: str, _):
     if device == "cpu":
         yield from (case(rows, n) for n in (576, 2048, 4096, 8192) for rows in (1, 8, 64))
 

@@ -11,7 +11,7 @@ VOCABULARIES = (49152, 128256)
 SETTINGS = {"greedy": (0.0, 1.0), "temperature 1": (1.0, 1.0), "temperature 1, top-p 0.9": (1.0, 0.9)}
 
 
-def cases(device: str):
+def cases(device: str, _):
     if device != "cpu":
         return
     for vocab in VOCABULARIES:

@@ -11,7 +11,7 @@ from . import Case
 VOCAB = 32
 
 
-def cases(device: str):
+def cases(device: str, _):
     if device == "cpu":
         yield case(24)
 

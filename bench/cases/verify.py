@@ -22,7 +22,7 @@ def settings(rows: int):
     )
 
 
-def cases(device: str):
+def cases(device: str, _):
     if device != "cpu":
         return
     for rows, f in [(1, 1), (1, 8), (24, 1)]:

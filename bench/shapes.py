@@ -1,0 +1,99 @@
+"""The named shapes of benchmarks and kernel report: models, and sizes of calls of tree attention."""
+
+import itertools
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Model:
+    name: str
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    inner: int
+    depth: int
+    vocab: int
+
+    @property
+    def layers(self) -> dict[str, tuple[int, int]]:
+        """(N, K) of the products of a decoder layer."""
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return {
+            "qkv": (q + 2 * kv, self.hidden),
+            "o": (self.hidden, q),
+            "gate_up": (2 * self.inner, self.hidden),
+            "down": (self.hidden, self.inner),
+        }
+
+
+MODELS = {
+    m.name: m
+    for m in (
+        Model("SmolLM2-135M", 576, 9, 3, 64, 1536, 30, 49152),
+        Model("Llama-1B", 2048, 32, 8, 64, 8192, 16, 128256),
+        Model("Llama-8B", 4096, 32, 8, 128, 14336, 32, 128256),
+        Model("Llama-70B of 4 ranks", 8192, 16, 2, 128, 7168, 80, 128256),
+    )
+}
+ROWS, PREFIXES, BATCHES = (1, 5, 8, 16, 32, 64), (128, 1024, 4096, 32768), (1, 8, 32)
+BASE = {"batch": 1, "rows": 8, "prefix": 4096}
+PAGE = 16  # tokens of a page
+
+
+def models(names: str | None) -> list[Model]:
+    """The models of these names, separated by commas; all where there are none. Raises ValueError for another name."""
+    wanted = names.split(",") if names else list(MODELS)
+    if unknown := [name for name in wanted if name not in MODELS]:
+        raise ValueError(f"models: got {unknown[0]!r}, wanted some of {', '.join(MODELS)}")
+    return [MODELS[name] for name in wanted]
+
+
+@dataclass(frozen=True)
+class Size:
+    """A batch of trees of `rows` nodes behind a prefix, or with `depth` of forests: that many nodes of each of `rows`
+    branches, the deepest of which are computed."""
+
+    model: Model
+    batch: int
+    rows: int
+    prefix: int
+    depth: int = 0
+
+    @property
+    def length(self) -> int:
+        """Keys of a request."""
+        return self.prefix + self.rows * max(1, self.depth)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of keys and values of 16 bits."""
+        return 4 * self.batch * self.length * self.model.kv_heads * self.model.head_dim
+
+    def __str__(self) -> str:
+        forest = f" forest of depth {self.depth}" if self.depth else ""
+        return f"{self.model.name} B={self.batch} T={self.rows} L={self.prefix}{forest}"
+
+
+def sizes(chosen: list[Model], full: bool) -> tuple[list[Size], list[Size]]:
+    """Sizes to measure and those that are left out unless `full`, the most telling first: all rows at batch 1 behind
+    4096 tokens; one row and eight also at all prefixes and at all batches; a forest of 24 branches."""
+    every = [Size(m, b, r, p) for b, r, p, m in itertools.product(BATCHES, ROWS, PREFIXES, chosen)]
+    every += [Size(m, b, 24, p, 4) for b, p, m in itertools.product(BATCHES, PREFIXES, chosen)]
+
+    def distance(size: Size) -> tuple:
+        off = (size.batch != BASE["batch"]) + (size.prefix != BASE["prefix"])
+        return off + (size.rows not in (1, BASE["rows"])), size.batch * size.length
+
+    every.sort(key=distance)
+    near = [s for s in every if distance(s)[0] <= 1]
+    return (every, []) if full else (near, [s for s in every if s not in near])
+
+
+def attention_cost(m: Model, batch: int, rows: int, prefix: int, size: int, tree: bool) -> dict[str, int]:
+    """bytes: of K, V, queries, output and mask, elements of `size` bytes; flops: of the two products."""
+    keys, queries = batch * (prefix + rows) * m.kv_heads * m.head_dim, batch * rows * m.heads * m.head_dim
+    return {
+        "bytes": 2 * keys * size + 2 * queries * size + 8 * batch * rows * tree,
+        "flops": 4 * queries * (prefix + rows),
+    }
