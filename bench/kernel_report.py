@@ -2,10 +2,11 @@
 
 `rows`: kernel, form (triton, cuda), arch, dtype, head_dim, shape, threads, registers, spill_bytes, stack_bytes,
 shared_bytes, occupancy (resident warps of those a multiprocessor holds), mma (instructions), wide_loads (loads of 128
-bits from global memory), bytes, flops, roofline_us {A100, H100, H200}: the longer of bytes by bandwidth and flops by
-peak. A form is a module with rows(archs, quick) that yields these columns up to flops; one whose tools are missing is
-named. Ends with an error when a kernel of 16-bit weights or caches at head_dim up to 128 breaks a rule: no spills; in
-attention and linear, tensor-core instructions and 128-bit loads.
+bits from global memory), narrow_copies (from there to shared memory, of fewer), bytes, flops, roofline_us {A100, H100,
+H200}: the longer of bytes by bandwidth and flops by peak. A form is a module with rows(archs, quick) that yields these
+columns up to flops; one whose tools are missing is named. Ends with an error when a kernel of 16-bit weights or caches
+at head_dim up to 128 breaks a rule: no spills; in attention and linear, tensor-core instructions, and keys, values and
+weights in loads of 128 bits.
 """
 
 import argparse
@@ -20,7 +21,8 @@ ARCHS = (80, 90, 100)
 GPUS = {"A100": (2.039e12, 312e12), "H100": (3.35e12, 989e12), "H200": (4.8e12, 989e12)}  # bytes/s, 16-bit flop/s
 SHARED = {"sm_80": 164, "sm_90": 228, "sm_100": 228}  # KiB a multiprocessor; each block also takes 1 for itself
 COLUMNS = (
-    "kernel form arch dtype head_dim shape registers spill_bytes shared_bytes occupancy mma wide_loads roofline_us"
+    "kernel form arch dtype head_dim shape registers spill_bytes shared_bytes occupancy mma wide_loads narrow_copies "
+    "roofline_us"
 ).split()
 
 
@@ -47,6 +49,7 @@ def faults(row: dict) -> list[str]:
     if row["flops"]:
         found += [] if row["mma"] else ["no tensor-core instruction"]
         found += [] if row["wide_loads"] else ["no 128-bit load"]
+        found += [f"{row['narrow_copies']} copies of less than 128 bits"] if row["narrow_copies"] else []
     return [f"{row['kernel']} {row['arch']} {row['dtype']} {row['shape']}: {fault}" for fault in found]
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .sass import instructions
-from .shapes import MODELS, Model, attention_cost
+from .shapes import MODELS, Model, Size, attention_cost
 
 ROOT = Path(__file__).parent.parent
 HEAD_DIMS = (64, 80, 96, 128, 256)
@@ -48,10 +48,9 @@ class Kernel:
 
 
 def span(t: str, d: int, wm: int) -> Kernel:
-    batch, rows, prefix = SHAPES[wm]
     of_dim = {m.head_dim: m for m in (MODELS["Llama-1B"], MODELS["Llama-8B"])}
     m = of_dim.get(d) or Model(f"32 heads of {d}, 8 of KV", 32 * d, 32, 8, d, 0, 0, 0)
-    shape = f"AttentionShape<{t}, {d}, {wm}>"
+    size, shape = Size(m, *SHAPES[wm]), f"AttentionShape<{t}, {d}, {wm}>"
     return Kernel(
         f"tree_attention_span_kernel, {16 * wm} rows a tile",
         "attention_dispatch.cuh",
@@ -60,8 +59,8 @@ def span(t: str, d: int, wm: int) -> Kernel:
         f"int({shape}::shared_bytes)",
         DTYPES[t],
         d,
-        f"{m.name} tree batch {batch} rows {rows} prefix {prefix}",
-        **attention_cost(m, batch, rows, prefix, 2, True),
+        str(size),
+        **attention_cost(size, 2),
     )
 
 

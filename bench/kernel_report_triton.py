@@ -28,7 +28,7 @@ from ssd.kernels.tree_attention.triton import tree_attention
 from ssd.kernels.verify.triton import verify_coupled
 
 from .sass import instructions
-from .shapes import MODELS, Model, attention_cost
+from .shapes import MODELS, PAGE, Model, Size, attention_cost
 
 TYPES = {
     torch.float32: "fp32",
@@ -155,17 +155,14 @@ class Case:
     launches: list[Launch]
 
 
-def attention(model: Model, dtype: torch.dtype, batch: int, rows: int, prefix: int, tree: bool) -> Case:
-    m, total = model, batch * rows
-    cache = meta(batch * prefix // 16 + 8, 16, m.kv_heads, m.head_dim, dtype=dtype)
-    mask = longs(total, 1) if tree else None
+def attention(size: Size, dtype: torch.dtype, tree: bool = True) -> Case:
+    m, total = size.model, size.batch * size.rows
+    cache = meta(size.batch * size.prefix // PAGE + 8, PAGE, m.kv_heads, m.head_dim, dtype=dtype)
     with recorded() as launches:
-        table = ints(batch, -(-(prefix + rows) // 16))
-        q = meta(total, m.heads, m.head_dim, dtype=dtype)
-        tree_attention(q, cache, cache, table, ints(batch), ints(batch + 1), mask, m.head_dim**-0.5)
-    kind = "tree" if tree else "chain"
-    shape = f"{m.name} {kind} batch {batch} rows {rows} prefix {prefix}"
-    cost = attention_cost(m, batch, rows, prefix, dtype.itemsize, tree)
+        table = ints(size.batch, -(-size.length // PAGE))
+        q, mask = meta(total, m.heads, m.head_dim, dtype=dtype), longs(total, size.words) if tree else None
+        tree_attention(q, cache, cache, table, ints(size.batch), ints(size.batch + 1), mask, m.head_dim**-0.5)
+    shape, cost = str(size) if tree else f"{size} chain", attention_cost(size, dtype.itemsize, tree)
     return Case(shape, str(dtype).split(".")[1], m.head_dim, launches=launches, **cost)
 
 
@@ -215,27 +212,28 @@ def others(model: Model, rows: int) -> list[Case]:
 
 def cases(quick: bool) -> list[Case]:
     """quick: the few that the tests compile, bfloat16 at head_dim 64 and 128."""
+    bf16 = torch.bfloat16
     if quick:
         small, large = MODELS["Llama-1B"], MODELS["Llama-8B"]
         return [
-            *(attention(m, torch.bfloat16, 1, 8, 4096, tree) for m, tree in ((small, True), (large, False))),
-            *(attention(large, torch.bfloat16, 1, 8, prefix, True) for prefix in (128, 4096)),
+            attention(Size(small, 1, 8, 4096), bf16),
+            attention(Size(large, 1, 8, 4096), bf16, tree=False),
+            *(attention(Size(large, 1, 8, prefix), bf16) for prefix in (128, 4096)),
             product(large, "bf16", "qkv", 8),
             product(small, "int8", "gate_up", 8),
         ]
     found = []
     for m in MODELS.values():
-        for dtype in (torch.bfloat16, torch.float16):
-            found += [
-                attention(m, dtype, *size) for size in ((1, 8, 4096, True), (32, 8, 4096, True), (1, 8, 32768, True))
-            ]
-            found += [attention(m, dtype, *size) for size in ((1, 1, 4096, False), (1, 512, 4096, False))]
+        for dtype in (bf16, torch.float16):
+            found += [attention(Size(m, *size), dtype) for size in ((1, 8, 4096), (32, 8, 4096), (1, 8, 32768))]
+            found += [attention(Size(m, 1, rows, 4096), dtype, tree=False) for rows in (1, 512)]
+            found += [attention(Size(m, 1, 24, prefix, 4), dtype) for prefix in (128, 4096)]
         for format in ("bf16", "int8", *["fp16"] * (m.head_dim == 128)):
             found += [product(m, format, layer, rows) for layer in m.layers for rows in (8, 64, 512)]
     for d in (80, 96):
         m = Model(f"32 heads of {d}, 8 of KV", 32 * d, 32, 8, d, 0, 0, 0)
-        found += [attention(m, torch.bfloat16, *size) for size in ((1, 8, 4096, True), (32, 8, 4096, True))]
-        found += [attention(m, torch.bfloat16, *size) for size in ((1, 8, 128, True), (1, 512, 4096, False))]
+        found += [attention(Size(m, *size), bf16) for size in ((1, 8, 4096), (32, 8, 4096), (1, 8, 128))]
+        found.append(attention(Size(m, 1, 512, 4096), bf16, tree=False))
     return found + others(MODELS["Llama-8B"], 8)
 
 

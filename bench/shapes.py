@@ -66,6 +66,11 @@ class Size:
         return self.prefix + self.rows * max(1, self.depth)
 
     @property
+    def words(self) -> int:
+        """Of a row's mask."""
+        return -(-(self.length - self.prefix) // 64)
+
+    @property
     def kv_bytes(self) -> int:
         """Of keys and values of 16 bits."""
         return 4 * self.batch * self.length * self.model.kv_heads * self.model.head_dim
@@ -90,10 +95,12 @@ def sizes(chosen: list[Model], full: bool) -> tuple[list[Size], list[Size]]:
     return (every, []) if full else (near, [s for s in every if s not in near])
 
 
-def attention_cost(m: Model, batch: int, rows: int, prefix: int, size: int, tree: bool) -> dict[str, int]:
-    """bytes: of K, V, queries, output and mask, elements of `size` bytes; flops: of the two products."""
-    keys, queries = batch * (prefix + rows) * m.kv_heads * m.head_dim, batch * rows * m.heads * m.head_dim
+def attention_cost(size: Size, itemsize: int, tree: bool = True) -> dict[str, int]:
+    """bytes: of K, V, queries, output and mask words; flops: of the two products, where a row may see every node of a
+    tree, or its branch of a forest."""
+    rows = size.batch * size.rows
+    queries = rows * size.model.heads * size.model.head_dim
     return {
-        "bytes": 2 * keys * size + 2 * queries * size + 8 * batch * rows * tree,
-        "flops": 4 * queries * (prefix + rows),
+        "bytes": size.kv_bytes * itemsize // 2 + 2 * queries * itemsize + 8 * rows * size.words * tree,
+        "flops": 4 * queries * (size.prefix + (size.depth or size.rows)),
     }

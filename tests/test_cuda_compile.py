@@ -24,7 +24,7 @@ def test_attention_has_tensor_core_products_wide_copies_and_no_spills(compiled):
     assert {(row["head_dim"], row["arch"]) for row in spans} == {(d, f"sm_{a}") for d in (64, 128) for a in ARCHS}
     for row in compiled:
         assert faults(row) == []
-        assert row["spill_bytes"] == row["stack_bytes"] == 0 and row["wide_loads"] > 0
+        assert row["spill_bytes"] == row["stack_bytes"] == row["narrow_copies"] == 0 and row["wide_loads"] > 0
     for row in spans:
         assert row["mma"] == ["HMMA.16816.F32.BF16"], row  # the one shape
         assert row["occupancy"] >= 0.125 and row["roofline_us"]["H200"] < row["roofline_us"]["A100"]

@@ -32,18 +32,50 @@ def test_products_use_one_instruction_wide_loads_and_no_spills(rows):
     assert {row["head_dim"] for row in products} == {64, 128}
     for row in products:
         assert row["mma"] == ["HMMA.16816.F32.BF16"], row
-        assert row["wide_loads"] > 0, row
+        assert row["wide_loads"] > 0 and row["narrow_copies"] == 0, row
         assert 0 < row["occupancy"] <= 1 and row["roofline_us"]["H200"] < row["roofline_us"]["A100"]
     assert all(row["spill_bytes"] == 0 for row in rows)
 
 
-def test_rules_can_be_broken():
-    from bench.kernel_report import faults
+GOOD = dict(kernel="x", arch="sm_90", dtype="bfloat16", shape="s", head_dim=128, flops=1, bytes=1, threads=128,
+            registers=9, shared_bytes=0, spill_bytes=0, mma=["HMMA"], wide_loads=1, narrow_copies=0)  # fmt: skip
 
-    row = dict(kernel="x", arch="sm_90", dtype="bfloat16", shape="", head_dim=128, flops=1, mma=["HMMA"], wide_loads=1)
-    assert faults(row | {"spill_bytes": 0}) == []
-    assert len(faults(row | {"spill_bytes": 8})) == 1
-    assert len(faults(row | {"spill_bytes": 0, "mma": [], "wide_loads": 0})) == 2
+
+@pytest.mark.parametrize(
+    "broken,words",
+    [
+        ({"spill_bytes": 8}, "8 bytes spilled"),
+        ({"mma": []}, "no tensor-core instruction"),
+        ({"wide_loads": 0}, "no 128-bit load"),
+        ({"narrow_copies": 3}, "3 copies of less than 128 bits"),
+    ],
+)
+def test_the_report_ends_with_an_error_where_a_rule_is_broken(broken, words, monkeypatch, capsys):
+    from bench import kernel_report
+
+    monkeypatch.setattr(sys, "argv", ["kernel_report"])
+    for row in (GOOD, GOOD | broken | {"head_dim": 256}, GOOD | broken | {"dtype": "float32"}, GOOD | broken):
+        rows = [kernel_report.finished(GOOD | {"form": "cuda"}), kernel_report.finished(row | {"form": "cuda"})]
+        monkeypatch.setattr(kernel_report, "report", lambda rows=rows, **_: (rows, []))
+        if row != GOOD | broken:
+            kernel_report.main()
+            continue
+        with pytest.raises(SystemExit) as end:
+            kernel_report.main()
+        assert end.value.code == f"x sm_90 bfloat16 s: {words}"
+
+
+def test_instructions_are_read_from_machine_code():
+    from bench.sass import instructions
+
+    code = """
+        /*0010*/ LDG.E.128 R4, desc[UR4][R2.64] ;
+        /*0020*/ LDG.E R0, desc[UR4][R8.64] ;
+        /*0030*/ LDGSTS.E.BYPASS.LTC128B.128.ZFILL [R9], desc[UR4][R2.64], P0 ;
+        /*0040*/ LDGSTS.E.LTC128B.64 [R9+0x8], desc[UR4][R2.64] ;
+        /*0050*/ HMMA.16816.F32.BF16 R4, R4, R8, R4 ;
+    """
+    assert instructions(code) == {"mma": ["HMMA.16816.F32.BF16"], "wide_loads": 2, "narrow_copies": 1}
 
 
 def test_occupancy_of_known_limits():

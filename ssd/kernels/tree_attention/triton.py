@@ -297,12 +297,11 @@ def tree_attention(
         return out, lse
     words = 0 if mask is None else 2 * mask.shape[1]
     bits = row_offsets if mask is None else mask.view(torch.int32)
-    bm = 16 if num_rows * group <= 16 * num_requests else 32
     spans = triton.cdiv(page_table.shape[1] * page_size, SPAN)
-    packed = num_rows * group // bm + num_requests
+    apart = mask is not None and spans == 1  # no whole span of prefix: every row is a program of its own
+    bm = 16 if (group if apart else num_rows * group / num_requests) <= 16 else 32
+    packed = 0 if apart else num_rows * group // bm + num_requests
     fold_here = spans == 1 or (mask is None and packed * num_kv_heads >= FOLD_TILES)
-    if mask is not None and spans == 1:
-        packed = 0  # no whole span of prefix
     tiles = packed if mask is None else packed + num_rows * triton.cdiv(group, bm)
     parts = 0 if fold_here else spans * num_rows * num_heads
     part_acc = torch.empty((parts, dim), dtype=torch.float32, device=q.device)
