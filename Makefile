@@ -42,9 +42,10 @@ lint: .venv/dev.done
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 
+# Some of the named shapes, minutes; all with ARGS=--full, hours on a CPU.
 bench: dev
 	$(PY) -m bench.roofline --json $(RESULTS)/roofline.json
-	$(PY) -m bench.linear --json $(RESULTS)/linear.json
+	$(PY) -m bench.linear --json $(RESULTS)/linear.json $(ARGS)
 	$(PY) -m bench.kernels --json $(RESULTS)/kernels.json $(ARGS)
 
 # Compiles every GPU kernel for sm_80, sm_90 and sm_100; no GPU is needed, Triton is (.venv/bin/pip install triton).

@@ -21,7 +21,7 @@ import torch
 from ssd.kernels import library
 
 from . import cases, plots, results, shapes
-from .machine import cores_of
+from .machine import cores_of, default_cores
 from .roofline import bind, buffer, cold_bytes
 from .timing import REST, interleave, ratio, spread
 from .worker import Worker
@@ -112,12 +112,17 @@ def main() -> None:
     parser.add_argument("--models", help=f"some of {', '.join(shapes.MODELS)}; all by default")
     parser.add_argument("--full", action="store_true", help="all sizes: hours on a CPU")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="the CPU, and the GPU where there is one, by default")
-    parser.add_argument("--cores", default="1,2", help="numbers of cores")
+    parser.add_argument("--cores", default=default_cores(), help="numbers of cores; one and all by default")
     parser.add_argument("--seconds", type=float, default=0.5, help="time to spend on each line")
     parser.add_argument("--gpu-limit", type=float, help="seconds for all lines of the GPU; the rest is left out")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
-    wanted, models, rows, left_out = modules(args.ops), shapes.models(args.models), [], {}
+    rows, left_out = [], {}
+    try:
+        wanted, models = modules(args.ops), shapes.models(args.models)
+        cores = [cores_of(int(n)) for n in args.cores.split(",")] if args.device != "cuda" else []
+    except ValueError as e:
+        parser.error(str(e))
 
     def done(more: list[dict]) -> None:  # what is there stays if a later part fails
         rows.extend(more)
@@ -125,8 +130,8 @@ def main() -> None:
 
     if args.device != "cuda":
         _, left_out["cpu"] = selection(models, args.full, most_on_cpu())
-        for n in map(int, args.cores.split(",")):
-            with Worker("bench.kernels:Kernels", cores_of(n), {}) as worker:
+        for own in cores:
+            with Worker("bench.kernels:Kernels", own, {}) as worker:
                 for module, part in units(wanted, models):
                     names = ",".join(m.name for m in part)
                     done(worker.call("measure", module=module, models=names, full=args.full, seconds=args.seconds))

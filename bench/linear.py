@@ -20,7 +20,7 @@ from ssd.kernels import library
 from ssd.model.memory import Arena
 
 from . import plots, results
-from .machine import cores_of
+from .machine import cores_of, default_cores
 from .roofline import bind, buffer, cold_bytes
 from .shapes import MODELS, ROWS, Model, models
 from .timing import REST, interleave, ratio, spread
@@ -106,21 +106,27 @@ def main() -> None:
     parser.add_argument("--models", help=f"some of {', '.join(MODELS)}; all by default")
     parser.add_argument("--formats", default="fp32,bf16,int8")
     parser.add_argument("--full", action="store_true", help="fp32 of every model")
-    parser.add_argument("--cores", default="1,2", help="numbers of cores")
+    parser.add_argument("--cores", default=default_cores(), help="numbers of cores; one and all by default")
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
     parser.add_argument("--shape", help="outputs x inputs of one matrix, such as 960x576, in place of the models")
     parser.add_argument("--seconds", type=float, default=1.0, help="time to spend on each line")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
-    passes = {m.name: shapes_of(m) for m in models(args.models)}
-    if args.shape:
-        passes = {args.shape: [tuple(map(int, args.shape.split("x")))]}
-    rows, left_out = [], []
-    for name, n, format in itertools.product(passes, map(int, args.cores.split(",")), args.formats.split(",")):
+    rows, left_out, formats = [], [], args.formats.split(",")
+    try:
+        passes = {m.name: shapes_of(m) for m in models(args.models)}
+        if args.shape:
+            passes = {args.shape: [tuple(map(int, args.shape.split("x")))]}
+        cores = [cores_of(int(n)) for n in args.cores.split(",")]
+        if unknown := set(formats) - set(PEER):
+            raise ValueError(f"formats: got {sorted(unknown)[0]!r}, wanted some of {', '.join(PEER)}")
+    except ValueError as e:
+        parser.error(str(e))
+    for name, own, format in itertools.product(passes, cores, formats):
         if format == "fp32" and name in MODELS and name != WHOLE and not args.full:
-            left_out.append(f"{name} fp32, {n} cores")
+            left_out.append(f"{name} fp32, {len(own)} cores")
             continue
-        with Worker("bench.linear:Linear", cores_of(n), {"format": format, "shapes": passes[name]}) as worker:
+        with Worker("bench.linear:Linear", own, {"format": format, "shapes": passes[name]}) as worker:
             for r in map(int, args.rows.split(",")):
                 rows.append({"shape": name, **worker.call("measure", rows=r, seconds=args.seconds)})
         results.write(args.json, rows, left_out=left_out)

@@ -21,6 +21,11 @@ def cores_of(n: int) -> list[int]:
     return have[:n]
 
 
+def default_cores() -> str:
+    """One core and all that this process may use."""
+    return ",".join(dict.fromkeys(("1", str(len(os.sched_getaffinity(0))))))
+
+
 def thread_environment(cores: list[int]) -> dict[str, str]:
     """Variables with which a new process's OpenMP threads sit on these cores, one each."""
     places = ",".join(f"{{{c}}}" for c in cores)

@@ -12,7 +12,7 @@ from ssd.kernels import library
 from ssd.model import memory
 
 from . import results
-from .machine import cores_of, last_level_cache
+from .machine import cores_of, default_cores, last_level_cache
 from .timing import interleave, spread
 from .worker import Worker
 
@@ -63,7 +63,7 @@ class Probe:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cores", default="1,2", help="numbers of cores, comma-separated")
+    parser.add_argument("--cores", default=default_cores(), help="numbers of cores; one and all by default")
     parser.add_argument("--seconds", type=float, default=3.0, help="time to spend on each number of cores")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()

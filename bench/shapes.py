@@ -33,7 +33,7 @@ MODELS = {
         Model("SmolLM2-135M", 576, 9, 3, 64, 1536, 30, 49152),
         Model("Llama-1B", 2048, 32, 8, 64, 8192, 16, 128256),
         Model("Llama-8B", 4096, 32, 8, 128, 14336, 32, 128256),
-        Model("Llama-70B of 4 ranks", 8192, 16, 2, 128, 7168, 80, 128256),
+        Model("Llama-70B/4", 8192, 16, 2, 128, 7168, 80, 128256),  # one of four tensor-parallel ranks
     )
 }
 ROWS, PREFIXES, BATCHES = (1, 5, 8, 16, 32, 64), (128, 1024, 4096, 32768), (1, 8, 32)

@@ -170,7 +170,7 @@ def test_linear_cases_of_a_gpu_are_right(format):
 
 
 def test_a_pass_over_the_linear_layers():
-    whole, rank = (linear.shapes_of(MODELS[name]) for name in ("SmolLM2-135M", "Llama-70B of 4 ranks"))
+    whole, rank = (linear.shapes_of(MODELS[name]) for name in ("SmolLM2-135M", "Llama-70B/4"))
     assert whole[:4] == [(960, 576), (576, 576), (3072, 576), (576, 1536)]
     assert len(whole) == 121 and whole[-1] == (49152, 576)
     assert rank == [(2560, 8192), (8192, 2048), (14336, 8192), (8192, 7168)]

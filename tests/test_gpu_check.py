@@ -42,6 +42,47 @@ def test_parts_fail_and_end_alone_and_the_whole_ends_in_time(tmp_path):
     assert gpu_check.check(tmp_path, [part("late", "pass")], 1)[0]["status"] == "no time left"
 
 
+def test_a_long_part_leaves_the_next_its_least(tmp_path):
+    slow = Part("slow", [sys.executable, "-c", "import time; time.sleep(600)"], 500)
+    last = Part("last", [sys.executable, "-c", "pass"], 60, least=35)
+    rows = gpu_check.check(tmp_path, [slow, last], 42)
+    assert [row["status"] for row in rows] == ["out of time", "passed"] and rows[0]["seconds"] < 30
+    made = gpu_check.parts(tmp_path, "9.0")  # of 7.5 minutes, where the build takes all of its time
+    assert made[0].limit + sum(part.least for part in made) <= 450 and all(p.least <= p.limit for p in made)
+
+
+COLLECT = """
+import json, sys, pytest, torch
+torch.cuda.is_available = lambda: True
+class Seen:
+    def pytest_collection_finish(self, session):
+        has = lambda item, name: bool(item.get_closest_marker(name))
+        self.kept = [(i.nodeid, has(i, "gpu"), has(i, "slow")) for i in session.items]
+found = []
+for expression in sys.argv[1:]:
+    seen = Seen()
+    pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", "-m", expression, "tests"], plugins=[seen])
+    found.append(seen.kept)
+print("FOUND", json.dumps(found), sep="")
+"""
+
+
+def test_every_test_is_in_a_part_and_those_of_a_gpu_come_first(tmp_path):
+    """As a machine with a GPU would collect them."""
+    tests = [part.command for part in gpu_check.parts(tmp_path, "9.0") if "pytest" in part.command]
+    assert all(command[-1] == "tests" for command in tests)
+    wanted = [command[len(command) - command[::-1].index("-m")] for command in tests]
+    run = subprocess.run(
+        [sys.executable, "-c", COLLECT, *wanted, "gpu or not gpu"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    on_gpu, others, every = json.loads(run.stdout.split("FOUND")[1])
+    assert on_gpu == [test for test in every if test[1]] and len(on_gpu) > 100
+    assert {"tests/triton_kernels", "tests/test_cuda_gpu.py"} <= {
+        place for test in on_gpu for place in (test[0].split("::")[0], test[0].split("::")[0].rpartition("/")[0])
+    }
+    assert others == [test for test in every if not test[1] and not test[2]]
+
+
 def test_the_parts_are_commands_that_exist(tmp_path):
     made = gpu_check.parts(tmp_path, "9.0")
     names = {part.name for part in made}
