@@ -14,6 +14,8 @@ import torch
 from .cases import Case
 from .cases.attention import COLD
 
+SQUARE = 8192  # of the product that shows the peak
+
 
 def seconds_of(calls: dict, rounds: int, flush: Callable[[], object], turns: int = 8) -> dict[str, list[float]]:
     """Of each name the seconds of a call in each round; calls take the number of the turn."""
@@ -64,11 +66,11 @@ def row(case: Case, rounds: int, copied: torch.Tensor, square: torch.Tensor) -> 
     }
 
 
-def rows(cases: Iterator[Case], seconds: float, limit: float | None = None) -> Iterator[dict]:
+def rows(cases: Iterator[Case], seconds: float, limit: float | None = None, device: str = "cuda") -> Iterator[dict]:
     """Rows of as many cases as `limit` seconds allow; one that cannot run has `error`."""
     torch.manual_seed(0)
-    copied = torch.zeros(2, COLD // 2, dtype=torch.uint8, device="cuda")
-    square = torch.randn(8192, 8192, device="cuda").bfloat16()
+    copied = torch.zeros(2, COLD // 2, dtype=torch.uint8, device=device)
+    square = torch.randn(SQUARE, SQUARE, device=device).bfloat16()
     begin = time.monotonic()
     for case in cases:
         try:

@@ -26,6 +26,7 @@ from ssd.model.rope import rope_tables
 from ssd.model.weights import BLOCK, LayerWeights, Weights, pack_rows
 
 from . import results
+from .cases.attention import forest_mask
 from .shapes import MODELS, PAGE, Model
 
 TINY = {m.name: m for m in (Model("tiny", 64, 4, 2, 64, 96, 2, 256), Model("tiny draft", 32, 1, 1, 64, 48, 1, 256))}
@@ -116,15 +117,11 @@ class Draft:
         kv = KVCache(model.config.num_layers, tokens // PAGE, PAGE, model.config.num_kv_heads, model.config.head_dim,
                      torch.bfloat16, self.device)  # fmt: skip
         self.one = Pass(model, kv, [0], [0], None, graphs)
-        self.forest, words = [], -(-branches * k // 64)
-        for step in range(k):  # row m sees slots m, branches + m, ...: the branch so far
-            mask = torch.zeros(branches, words, dtype=torch.int64)
-            for m in range(branches):
-                for s in range(m, (step + 1) * branches, branches):
-                    word = int(mask[m, s // 64]) | 1 << s % 64
-                    mask[m, s // 64] = word - (1 << 64) if word >> 63 else word
+        self.forest = []
+        for step in range(k):
             offsets = [step * branches + m for m in range(branches)]
-            self.forest.append(Pass(model, kv, offsets, [step] * branches, mask.to(self.device), graphs))
+            mask = forest_mask(branches, step + 1).to(self.device)
+            self.forest.append(Pass(model, kv, offsets, [step] * branches, mask, graphs))
         self.settings = {n: settings(n, self.device) for n in {1, branches}}
 
     def sample(self, logits: torch.Tensor, position: int) -> torch.Tensor:

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bench import kernels, linear, plots, synthetic
+from bench import kernels, kernels_gpu, linear, plots, synthetic
 from bench.cases import attention, attention_peers
 from bench.cases import linear as linear_cases
 from bench.shapes import BATCHES, MODELS, PREFIXES, ROWS, Size, sizes
@@ -194,6 +194,35 @@ def test_a_row_has_times_a_share_of_the_roofline_and_ratios(measured):
     assert row["baselines"]["slow"] > 10 and row["baselines"]["torch SDPA, contiguous"] > 0
     case.check = lambda: False
     assert measured.row(case, 0.0)["baselines"] == {}
+
+
+def test_rows_of_a_gpu_have_ratios_or_say_why_not(monkeypatch):
+    """All but the clock of kernels_gpu, on the CPU: a call takes a microsecond for each letter of its name."""
+
+    def clock(calls, rounds, flush):
+        assert rounds == 5 and flush() is not None
+        assert all(call(turn) is not None for call in calls.values() for turn in (0, 1))
+        return {name: [len(name) * 1e-6] * rounds for name in calls}
+
+    monkeypatch.setattr(kernels_gpu, "seconds_of", clock)
+    monkeypatch.setattr(kernels_gpu, "COLD", 1 << 20)
+    monkeypatch.setattr(kernels_gpu, "SQUARE", 64)
+
+    def fail(turn):
+        raise RuntimeError("no such kernel")
+
+    right, wrong, broken = (attention.case(inputs(), "triton") for _ in range(3))
+    right.baselines["none"] = fail
+    wrong.check, broken.run = (lambda: False), fail
+    rows = list(kernels_gpu.rows(iter([right, wrong, broken]), 0.01, device="cpu"))
+    assert rows[0]["microseconds"] == pytest.approx(14) and rows[0]["gb_per_s"] == pytest.approx(right.bytes / 14e3)
+    assert rows[0]["baselines"] == {"torch SDPA, contiguous": pytest.approx(22 / 14)}
+    assert rows[0]["refused"] == {"none": "RuntimeError: no such kernel"}
+    bound = max(right.bytes / ((1 << 20) / 4), right.flops / (2 * 64**3 / 7)) / 14
+    assert rows[0]["roofline_fraction"] == pytest.approx(bound)
+    assert not rows[1]["check"] and rows[1]["baselines"] == {}
+    assert rows[2] == {"op": "tree_attention", "backend": "triton", "shape": right.shape, "error": "no such kernel"}
+    assert len(list(kernels_gpu.rows(iter([right, right]), 0.01, limit=1e-9, device="cpu"))) == 1
 
 
 def test_what_is_measured_and_what_is_left_out_is_written(monkeypatch, tmp_path, capsys):
