@@ -64,6 +64,12 @@ def test_scores_and_padding(ops):
     assert (none == -1).all()
 
 
+def test_of_equal_scores_the_lower_id_comes_first(ops):
+    x = torch.zeros(1, 100)
+    x[0, [90, 30, 70]] = 1
+    assert ops.top_f(x, *params(1, 0), 5)[0].tolist() == [[30, 70, 90, 0, 1]]
+
+
 def test_survivors_come_before_the_others(ops):
     rows = ops.count(50, 2)
     x, a = logits_of(rows, 90), params(rows, 1, top_k=4)
