@@ -114,6 +114,27 @@ def test_rows_off_the_path_are_not_read(ops):
     assert v.emitted.tolist() == [[3, 5, 1, -1, -1]]
 
 
+def test_of_equal_siblings_the_first_is_taken(ops):
+    x = 50 * torch.eye(8)[[3, 1, 2]]
+    tokens, parents = torch.tensor([[3, 3]], dtype=torch.int32), torch.tensor([[-1, -1]], dtype=torch.int8)
+    v = ops.verify_coupled(x, torch.tensor([0, 3], dtype=torch.int32), tokens, parents, *params(1))
+    assert v.path.tolist() == [[0, -1]] and v.emitted.tolist() == [[3, 1, -1]]
+
+
+def test_every_node_draws_with_the_noise_of_its_depth(ops):
+    """Flat logits, a wrong child before each right one: the noise alone says which."""
+    batch, n, vocab = 2, 5, 60
+    a = params(batch)
+    drawn = torch.stack([sample(torch.zeros(batch, vocab), *a[:5], a[5] + depth)[0] for depth in range(n + 1)], 1)
+    assert all(len(set(row)) > 3 for row in drawn.tolist())
+    tokens = torch.stack([(drawn[:, :n] + 1) % vocab, drawn[:, :n]], 2).flatten(1).int()
+    above = torch.tensor([[2 * i - 1] * 2 for i in range(n)]).flatten().to(torch.int8)
+    offsets = torch.arange(batch + 1, dtype=torch.int32) * (2 * n + 1)
+    v = ops.verify_coupled(torch.zeros(int(offsets[-1]), vocab), offsets, tokens, above.repeat(batch, 1), *a)
+    assert v.accepted.tolist() == [n] * batch and v.path[:, :n].tolist() == [[1, 3, 5, 7, 9]] * batch
+    assert torch.equal(v.emitted[:, : n + 1], drawn)
+
+
 def test_thread_counts_give_the_same_bits():
     g = torch.Generator().manual_seed(0)
     row_offsets, tokens, parents = random_trees(30, 12, 4, g)
