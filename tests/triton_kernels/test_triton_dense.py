@@ -39,6 +39,6 @@ def test_bad_linear_arguments_are_named(device):
 
 
 def test_an_id_outside_of_the_table_gives_a_row_of_nan(device):
-    table = torch.randn(11, 70, device=device).half()
+    table = torch.randn(11, 80, device=device).half()[:, :70]  # rows apart
     out = embedding(torch.tensor([11, 3, -1], device=device), table)
     assert out[[0, 2]].isnan().all() and torch.equal(out[1], table[3].float())
