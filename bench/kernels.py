@@ -6,8 +6,8 @@ as long it takes}, refused {name: why a baseline does not run here}, check. A ke
 `left_out`: sizes that were not measured, by reason. A plot is drawn beside the JSON file.
 
 Sizes: Llama 1B, 8B, 70B per tensor-parallel rank and SmolLM2; 1, 5, 8, 16, 32 and 64 rows of a tree, behind 128 to
-32768 tokens, in batches of 1 to 32, and the forest of a draft. By default those that differ from 8 rows behind 4096
-tokens at batch 1 in one of them; --full measures all.
+32768 tokens, in batches of 1 to 32, and the forest of a draft. By default one row and eight behind 4096 tokens at batch
+1, and those that differ from them in one thing; --full measures all.
 """
 
 import argparse
@@ -147,10 +147,12 @@ def main() -> None:
             if module == "attention":
                 left = [size for size in map(str, chosen) if size not in {row["shape"] for row in rows}]
                 left_out["cuda"] |= {"no time left": left} if left else {}
+                done([])
     elif args.device != "cpu":
         print("no GPU here: rows of the backends triton and cuda are absent", file=sys.stderr)
     columns = ["op", "backend", "cores", "shape", "microseconds", "gb_per_s", "gflop_per_s", "roofline_fraction"]
-    print(results.table(rows, [*columns, "baselines", "refused", "check"]))
+    refused = ["refused"] if any(row.get("refused") for row in rows) else []
+    print(results.table(rows, [*columns, "baselines", *refused, "check"]))
     for device, reasons in left_out.items():
         for why, left in reasons.items():
             print(f"{device}: {len(left)} sizes of tree attention left out, {why}", file=sys.stderr)
