@@ -8,12 +8,14 @@ from ssd.model.batch import Batch
 from ssd.model.llama import DTYPES, Llama
 
 
-@pytest.fixture(scope="module", params=DTYPES)
+@pytest.fixture(scope="module", params=[*(("Llama", dtype) for dtype in DTYPES), ("Qwen3", "int8")], ids="-".join)
 def model(request, tmp_path_factory):
     pytest.importorskip("transformers")
     folder = tmp_path_factory.mktemp("tiny")
-    save_tiny(folder, max_position_embeddings=1024, num_attention_heads=6, hidden_size=96, attention_bias=True)
-    return Llama.load(folder, request.param)
+    family, dtype = request.param
+    sizes = dict(max_position_embeddings=1024, num_attention_heads=6, hidden_size=96, attention_bias=True)
+    save_tiny(folder, family=family, **sizes)
+    return Llama.load(folder, dtype)
 
 
 def tokens(n, seed=0):
