@@ -16,6 +16,7 @@ def test_by_the_name_of_the_target():
     assert (
         folder
         == default_draft("HuggingFaceTB/SmolLM2-135M-Instruct")
+        == default_draft("HuggingFaceTB/SmolLM2-135M-Instruct@main")
         == default_draft("/models/SmolLM2-135M-Instruct/")
     )
     assert folder.is_dir() and default_draft("SmolLM2-360M-Instruct") is None and default_draft("") is None

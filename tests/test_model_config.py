@@ -94,6 +94,7 @@ def test_rope_rows_do_not_depend_on_the_length_of_the_table():
         ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope_type 'longrope' is not supported: wanted"),
         ({"rope_scaling": {"type": "linear"}}, "factor is missing in rope_scaling of type 'linear'"),
         ({"rope_scaling": {"type": "linear", "factor": -1}}, "factor: got -1"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "rope_parameters of full_attention alone"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is not supported"),
     ],
 )

@@ -4,6 +4,7 @@ from pathlib import Path
 
 
 def default_draft(target_name: str | Path) -> Path | None:
-    """The folder of the draft for a target: its name, hub id or folder, of which the last part counts. None if none."""
-    folder = Path(__file__).parent / Path(str(target_name).rstrip("/")).name
+    """The folder of the draft for a target: its name, hub id or folder, of which the last part counts,
+    without a revision. None if none."""
+    folder = Path(__file__).parent / Path(str(target_name).rstrip("/")).name.partition("@")[0]
     return folder if (folder / "config.json").is_file() else None

@@ -160,6 +160,8 @@ def read_rope(config: dict, max_positions: int) -> Rope:
     given = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(given, dict):
         raise ValueError(f"rope_scaling: got {given!r}, wanted an object")
+    if nested := [name for name, value in given.items() if isinstance(value, dict)]:
+        raise ValueError(f"rope_parameters of {nested[0]} alone are not supported: wanted the same in all layers")
     kind = given.get("rope_type", given.get("type", "default"))
     if kind not in ROPE_TYPES:
         raise ValueError(f"rope_type {kind!r} is not supported: wanted one of {', '.join(ROPE_TYPES)}")

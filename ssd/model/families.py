@@ -48,7 +48,7 @@ def check_windows(config: dict, family: Family, layers: int, context: int) -> No
             raise ValueError(f"layer_types: {kind!r} is not supported, wanted 'full_attention'")
     slides = "sliding_attention" in kinds
     if family.windows and not kinds:
-        slides = config["use_sliding_window"] and window is not None and config["max_window_layers"] < layers
+        slides = config["use_sliding_window"] and window is not None and (config["max_window_layers"] or 0) < layers
     if slides and not (type(window) is int and window >= context):
         raise ValueError(
             f"a sliding window is not supported (sliding_window {window}, context {context}): wanted full attention"
