@@ -2,7 +2,8 @@
 
 Every configuration of mode, draft, shape, precision, temperature and batch answers the same prompts with the same
 seeds as plain decoding, and the token ids are compared; the prefill chunks, and the bonus tokens that ssd prepares for
-below a node, take turns from one configuration to the next. --delays: both lanes of ssd sleep at random moments. JSON:
+below a node, take turns from one configuration to the next. --delays: both lanes of ssd sleep at random moments;
+--features: penalties, bias and JSON mode take turns from prompt to prompt, and log-probabilities are compared too. JSON:
 `compared` (answers), `tokens` (in them), `differences`, `first_difference` (configuration, prompt, index,
 both sequences; null without one), `rows` (configuration, compared, differences, acceptance_rate,
 mean_accepted_length). Exit code 1 where there are differences.
@@ -85,21 +86,41 @@ class Runner:
         return LLM.from_model(model, self.tokenizer, draft=draft, **sizes, **speculation)
 
 
+FEATURES = (
+    {"json_object": True}, {"repetition_penalty": 1.2}, {"presence_penalty": 0.8, "frequency_penalty": 0.4}, {},
+    {"logit_bias": {i: 0.01 * i - 1 for i in range(200)}, "repetition_penalty": 0.9},
+)  # fmt: skip
+
+
+def asked(args, n: int) -> dict:
+    """What prompt n asks for beside temperature and seed."""
+    return {"logprobs": True, "top_logprobs": n % 3} | FEATURES[n % len(FEATURES)] if args.features else {}
+
+
+def told(answer) -> list:
+    """What is compared of an answer: token ids, and log-probabilities where they were asked for."""
+    if answer.logprobs is None:
+        return answer.token_ids
+    tops = answer.top_logprobs or [None] * len(answer.token_ids)
+    return list(map(list, zip(answer.token_ids, answer.logprobs, tops, strict=True)))
+
+
 def compare(runner: Runner, args, ids: list[list[int]]) -> dict:
     from ssd import SamplingParams
 
     temperatures = list(map(float, args.temperatures.split(",")))
     jobs = [(n, t, i) for t in temperatures for n, i in enumerate(ids)]
-    params = [SamplingParams(temperature=t, seed=1000 + n, max_tokens=args.max_tokens) for n, t, _ in jobs]
+    common = {"max_tokens": args.max_tokens}
+    params = [SamplingParams(temperature=t, seed=1000 + n, **common, **asked(args, n)) for n, t, _ in jobs]
     prompts, plain, rows, first = [i for _, _, i in jobs], {}, [], None
     for c in product(args):
         if c["dtype"] not in plain:
             answers = runner.llm(c["dtype"], 1, 512).generate(prompts, params)
-            plain = {c["dtype"]: [a.token_ids for a in answers]}
+            plain = {c["dtype"]: list(map(told, answers))}
         draft = None if c["draft"] == "default" else c["draft"]
         how = shape_of(c["shape"]) | {"fan_out": c.get("fan_out") or None}
         llm = runner.llm(c["dtype"], c["batch"], c["chunk"], mode=c["mode"], draft=draft, **how)
-        got, different = [a.token_ids for a in llm.generate(prompts, params)], 0
+        got, different = list(map(told, llm.generate(prompts, params))), 0
         for (n, t, _), a, b in zip(jobs, plain[c["dtype"]], got, strict=True):
             if a != b:
                 different += 1
@@ -130,6 +151,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--chunks", default="16,64,512", help="rows of a prompt in a pass, in turn")
     parser.add_argument("--fan-outs", default="0,1,4", help="bonus tokens below a node, in turn (0: shared out)")
     parser.add_argument("--delays", action="store_true", help="random ones, up to 4 ms, in both lanes of ssd")
+    parser.add_argument("--features", action="store_true", help="penalties, bias, JSON and log-probabilities too")
     parser.add_argument("--temperatures", default="0,0.7,1.0")
     parser.add_argument("--data", nargs="+", metavar="FILE.jsonl", help="files of prompts; three of our own otherwise")
     parser.add_argument("--limit", type=int, default=40, help="prompts of each file (%(default)s)")

@@ -53,3 +53,11 @@ def test_a_planted_difference_is_found_and_shown(pair, monkeypatch):
     first = report["first_difference"]
     assert code == 1 and report["differences"] > 0
     assert first["plain"][: first["index"]] == first["got"][: first["index"]] and first["plain"] != first["got"]
+
+
+def test_penalties_grammars_and_logprobs_make_none_either(pair):
+    pytest.importorskip("llguidance")
+    options = ("--modes", "sd,ssd", "--dtypes", "bf16", "--shapes", "3,2x2", "--temperatures", "0,1", "--limit", "5")
+    code, report = run(pair, *options, "--features")
+    assert code == 0 and report["differences"] == 0 and report["compared"] == 12 * 6
+    assert all(r["acceptance_rate"] is not None for r in report["rows"] if r["draft"] != "ngram")
