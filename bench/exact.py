@@ -3,8 +3,8 @@
 Every configuration of mode, draft, shape, precision, temperature and batch answers the same prompts with the same
 seeds as plain decoding, and the token ids are compared; the prefill chunks, and the bonus tokens that ssd prepares for
 below a node, take turns from one configuration to the next. --delays: both lanes of ssd sleep at random moments;
---features: penalties, bias and JSON mode take turns from prompt to prompt, and log-probabilities are compared too. JSON:
-`compared` (answers), `tokens` (in them), `differences`, `first_difference` (configuration, prompt, index,
+--features: penalties, bias and JSON mode take turns from prompt to prompt, and log-probabilities are compared too.
+JSON: `compared` (answers), `tokens` (in them), `differences`, `first_difference` (configuration, prompt, index,
 both sequences; null without one), `rows` (configuration, compared, differences, acceptance_rate,
 mean_accepted_length). Exit code 1 where there are differences.
 """

