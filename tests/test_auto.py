@@ -6,6 +6,7 @@ import os
 import pytest
 import torch
 from draft_helpers import write_draft
+from test_outputs import requests, told
 from test_speculative import PROMPTS, answers, load
 
 from ssd.model.draft import Draft
@@ -74,6 +75,21 @@ def test_changes_of_mode_leave_the_tokens_alone(kind, tiny_folder, tiny_target, 
         assert answers(llm) == plain
     assert auto.switches >= 4 and auto.parts["ssd"].failures == 0
     assert llm.stats()["mode_switches"] == auto.switches
+    llm.close()
+
+
+@two_cores
+def test_changes_of_mode_under_penalties_and_a_grammar(tiny_folder, tiny_target, tmp_path, monkeypatch):
+    pytest.importorskip("llguidance")
+    prompts, params = requests()
+    prompts, params = [*prompts, "x"], [*params, SamplingParams(1.0, seed=1, regex="(19|20)[0-9]{20}", logprobs=True)]
+    plain = told(LLM.from_model(tiny_target, Tokenizer(tiny_folder), threads=1).generate(prompts, params))
+    draft = Draft.load(write_draft(tmp_path / "d", layers=[1, 2]), tiny_target, "bf16")
+    llm = make(tiny_folder, tiny_target, draft, monkeypatch, tmp_path, Costs(SLOW, FAST, SLOW, FAST))
+    auto = llm.engine.speculator
+    other = {"sd": {"sd": 1.0, "ssd": 2.0}, "ssd": {"sd": 2.0, "ssd": 1.0}}
+    monkeypatch.setattr(auto, "predictions", lambda: other[auto.mode])
+    assert told(llm.generate(prompts, params)) == plain and auto.switches >= 2
     llm.close()
 
 

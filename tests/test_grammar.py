@@ -16,6 +16,7 @@ from ssd.model.draft import Draft
 from ssd.model.tokenizer import Tokenizer
 from ssd.runtime import LLM, SamplingParams
 from ssd.runtime.grammar import WHITESPACE, Mask
+from ssd.runtime.threads import CORES
 
 llguidance = pytest.importorskip("llguidance")
 
@@ -183,3 +184,13 @@ def test_a_draft_keeps_to_the_grammar_as_the_target_does(options, tiny_folder, t
     stats = llm.stats()
     assert stats["acceptance_rate"] == 1.0 and stats["mean_accepted_length"] > 0.7 * (1 + options["k"])
     assert options["mode"] == "sd" or stats["hit_rate"] > 0.9  # what would follow the end of an answer may be missed
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="wants two cores")
+def test_two_threads(plain, tiny_folder, tiny_target):
+    """Both lanes ask the library at once, each with a state of its own."""
+    draft = Draft.load(tiny_folder, tiny_target, "bf16")
+    cores = {"threads": list(CORES[:1]), "draft_threads": list(CORES[-1:])}
+    llm = LLM.from_model(tiny_target, Tokenizer(tiny_folder), draft=draft, mode="ssd", k=3, max_batch=3, **cores)
+    assert answers(llm) == plain and llm.engine.speculator.failures == 0
+    llm.close()
