@@ -1,6 +1,7 @@
 """What a request may ask beside sampling: each against its definition, and the same whatever speculates."""
 
-from dataclasses import replace
+from copy import deepcopy
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -160,7 +161,7 @@ def test_refused_params(tiny_folder, tiny_target):
     with pytest.raises(ValueError, match="^logit_bias: got token 272, wanted token ids from 0 to 271"):
         make(tiny_folder, tiny_target).generate("a", SamplingParams(logit_bias={272: 1}))
     params = SamplingParams(logit_bias={3: 1, 2: -1})
-    assert replace(params, n=2).logit_bias == {2: -1.0, 3: 1.0}
+    assert replace(params, n=2).logit_bias == {2: -1.0, 3: 1.0} == asdict(deepcopy(params))["logit_bias"]
 
 
 # --- samples ----------------------------------------------------------------------------------------------------------

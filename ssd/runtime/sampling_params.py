@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
-from types import MappingProxyType
 
 
 def check_number(name: str, value, wanted: str, ok) -> None:
@@ -113,10 +112,10 @@ def _texts(stop) -> tuple[str, ...]:
 
 
 def _bias(bias) -> Mapping[int, float] | None:
-    """In a form that cannot change, by ascending id; None for none."""
+    """By ascending id; None for none."""
     if bias is not None and not isinstance(bias, Mapping):
         raise TypeError(f"logit_bias: got {type(bias).__name__}, wanted a mapping from token id to number")
     for token, value in (bias or {}).items():
         check_integer("logit_bias", token, "token ids from 0", lambda x: x >= 0)
         check_number("logit_bias", value, "numbers in [-100, 100]", lambda x: -100 <= x <= 100)
-    return MappingProxyType({int(t): float(v) for t, v in sorted(bias.items())}) if bias else None
+    return {int(t): float(v) for t, v in sorted(bias.items())} if bias else None
