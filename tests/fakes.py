@@ -1,4 +1,4 @@
-"""A model, a sampler and a tokenizer that make wrong bookkeeping visible.
+"""A model, a sampler, a proposer and a tokenizer that make wrong bookkeeping visible.
 
 The model's logits are a function of the tokens that a row sees, read back from the pages: a page that is wrong, shared
 or overwritten, a position that is off or a row in the wrong place changes what comes out.
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ssd.model.kv_cache import KVCache
+from ssd.runtime.tree import Tree
 
 EOS, OTHER_EOS, VOCABULARY = 256, 257, 258
 
@@ -27,21 +28,30 @@ class FakeModel:
         return cache
 
     def forward(self, batch, kv):
+        return self.forward_features(batch, kv)[0]
+
+    def forward_features(self, batch, kv, layers=()):
+        """The feature of a row is a number made of all tokens that it sees."""
         offsets, page_size = batch.row_offsets.tolist(), kv.page_size
         self.passes.append([b - a for a, b in zip(offsets, offsets[1:], strict=False)])
         k = kv.k.view(-1)
         k[batch.slots] = batch.ids.float()
-        logits = {}
+        wanted, logits = set(batch.logit_rows.tolist()), {}
+        features = torch.zeros(len(batch.ids), len(layers))
         for b, prefix in enumerate(batch.prefix_lens.tolist()):
             rows = range(offsets[b], offsets[b + 1])
-            assert batch.positions[rows.start : rows.stop].tolist() == list(range(prefix, prefix + len(rows)))
+            index = torch.arange(prefix + len(rows))
+            held = k[batch.page_table[b].long()[index // page_size] * page_size + index % page_size]
             for t, row in enumerate(rows):
-                index = torch.arange(prefix + t + 1)
-                seen = k[batch.page_table[b].long()[index // page_size] * page_size + index % page_size]
-                assert not seen.isnan().any()
-                logits[row] = self._logits(seen.long().tolist())
+                bits = int(batch.mask[row, 0]) if batch.mask is not None else (1 << t + 1) - 1
+                seen = held[[*range(prefix), *(prefix + s for s in range(len(rows)) if bits >> s & 1)]]
+                assert not seen.isnan().any() and int(batch.positions[row]) == len(seen) - 1
+                tokens = seen.long().tolist()
+                if row in wanted:
+                    logits[row] = self._logits(tokens)
+                features[row] = feature(tokens)
         rows = batch.logit_rows.tolist()
-        return torch.stack([logits[r] for r in rows]) if rows else torch.empty(0, VOCABULARY)
+        return torch.stack([logits[r] for r in rows]) if rows else torch.empty(0, VOCABULARY), features
 
     def _logits(self, tokens):
         if self.script is not None:  # the prompt is one token
@@ -50,6 +60,48 @@ class FakeModel:
             return torch.nn.functional.one_hot(torch.tensor(want), VOCABULARY).float()
         state = np.random.Generator(np.random.Philox(key=hash(tuple(tokens)) & (2**64 - 1)))
         return torch.from_numpy(state.standard_normal(VOCABULARY, dtype=np.float32))
+
+
+def feature(tokens) -> float:
+    return float(hash(tuple(tokens)) & 0xFFFFFF)
+
+
+class FakeProposer:
+    """Trees with the greedy tokens of a FakeModel here and there, behind others that are wrong. Where it reads features
+    it looks at those of every token that has some."""
+
+    steps, ids, features = 0, None, None
+
+    def __init__(self, model, seed=0, layers=()):
+        self.model, self.layers, self.chance, self.looked = model, layers, np.random.default_rng(seed), 0
+
+    def propose(self, sequences, limits, thresholds, policy, width):
+        return [self._tree(s, limit, policy.nodes, width) for s, limit in zip(sequences, limits, strict=True)]
+
+    def _tree(self, sequence, limit, nodes, width):
+        tokens = sequence.tokens[: sequence.num_tokens].tolist()
+        if self.layers:
+            rows = self.features.of(sequence, self.layers)[: len(tokens) - 1]
+            assert rows[:, 0].tolist() == [feature(tokens[: j + 1]) for j in range(len(tokens) - 1)]
+            self.looked += 1
+        tree, node = Tree(), -1
+        for _ in range(int(self.chance.integers(limit + 1))):
+            wrong = self.chance.integers(0, VOCABULARY, width - 1) if self.chance.random() < 0.6 else ()
+            for token in wrong:
+                if len(tree) < nodes - 1:
+                    tree.add(int(token), node, 1.0, (0, 1))
+            right = int(self.model._logits(tokens).argmax())
+            if len(tree) == nodes or right in [tree.tokens[i] for i, p in enumerate(tree.parents) if p == node]:
+                break
+            node = tree.add(right, node, 1.0, (0, 0))
+            tokens.append(right)
+        return tree
+
+    def accept(self, sequences, trees, paths):
+        pass
+
+    def release(self, sequence):
+        pass
 
 
 def sample(logits, temperature, top_k, top_p, min_p, seeds, positions, logprobs=True):

@@ -16,9 +16,13 @@ class AllocatorMachine(RuleBasedStateMachine):
         super().__init__()
         self.allocator = BlockAllocator(PAGES)
         self.owners = []  # one list of pages per owner
+        self.names, self.kept = {}, []  # page to name; free pages with one, freed first first
 
     def held(self):
         return {page for pages in self.owners for page in pages}
+
+    def shareable(self):
+        return self.held() | set(self.kept)
 
     @rule(count=st.integers(0, PAGES + 1))
     def allocate(self, count):
@@ -28,7 +32,20 @@ class AllocatorMachine(RuleBasedStateMachine):
         else:
             pages = self.allocator.allocate(count)
             assert len(set(pages)) == count and not self.held() & set(pages)
+            forgotten = max(count - (PAGES - len(self.held()) - len(self.kept)), 0)
+            assert set(pages) & set(self.kept) == set(self.kept[:forgotten])  # no more than it takes, the oldest
+            for page in self.kept[:forgotten]:
+                del self.names[page]
+            del self.kept[:forgotten]
             self.owners.append(pages)
+
+    @precondition(lambda self: self.held())
+    @rule(data=st.data(), name=st.binary(min_size=1, max_size=1))
+    def name(self, data, name):
+        page = data.draw(st.sampled_from(sorted(self.held())))
+        self.allocator.name(page, name)
+        if page not in self.names and name not in self.names.values():
+            self.names[page] = name
 
     @precondition(lambda self: self.owners)
     @rule(data=st.data())
@@ -37,24 +54,42 @@ class AllocatorMachine(RuleBasedStateMachine):
         self.allocator.share(pages)
         self.owners.append(pages)
 
+    @precondition(lambda self: self.names)
+    @rule(data=st.data())
+    def share_by_name(self, data):
+        page, name = data.draw(st.sampled_from(sorted(self.names.items())))
+        assert self.allocator.find(name) == page
+        self.allocator.share([page])
+        self.owners.append([page])
+        self.kept = [p for p in self.kept if p != page]
+
     @precondition(lambda self: self.owners)
     @rule(data=st.data())
     def free(self, data):
-        self.allocator.free(self.owners.pop(data.draw(st.integers(0, len(self.owners) - 1))))
+        pages = self.owners.pop(data.draw(st.integers(0, len(self.owners) - 1)))
+        self.allocator.free(pages)
+        self.kept += [p for p in reversed(pages) if p in self.names and p not in self.held()]
 
     @rule(data=st.data())
     def free_what_is_not_held(self, data):
         foreign = data.draw(st.sampled_from(sorted(set(range(-1, PAGES + 1)) - self.held())))
         with pytest.raises(ValueError, match="page"):
             self.allocator.free([*sorted(self.held()), foreign])
-        with pytest.raises(ValueError, match="page"):
-            self.allocator.share([*sorted(self.held()), foreign])
+        if foreign not in self.kept:
+            with pytest.raises(ValueError, match="page"):
+                self.allocator.share([*sorted(self.shareable()), foreign])
+        if foreign not in self.names:
+            with pytest.raises(ValueError, match="page"):
+                self.allocator.name(foreign, b"name")
 
     @invariant()
     def counts_agree(self):
         assert self.allocator.num_free == PAGES - len(self.held())
         for page in range(PAGES):
             assert self.allocator.refs(page) == sum(pages.count(page) for pages in self.owners)
+        assert all(self.allocator.find(name) == page for page, name in self.names.items())
+        found = [name for i in range(256) if self.allocator.find(name := bytes([i])) is not None]
+        assert sorted(found) == sorted(self.names.values())
 
 
 TestAllocator = AllocatorMachine.TestCase
@@ -76,6 +111,16 @@ def test_page_freed_last_is_used_first():
     first = allocator.allocate(3)
     allocator.free(first)
     assert allocator.allocate(3) == first
+
+
+def test_a_chain_loses_its_end_first():
+    allocator = BlockAllocator(4)
+    chain = allocator.allocate(3)
+    for page, name in zip(chain, (b"a", b"b", b"c"), strict=True):
+        allocator.name(page, name)
+    allocator.free(chain)
+    allocator.allocate(2)  # the page that nobody had, and the end of the chain
+    assert [allocator.find(name) for name in (b"a", b"b", b"c")] == [*chain[:2], None]
 
 
 def test_cache_shape_and_memory():

@@ -378,7 +378,7 @@ def soak(llm, requests, seed, faults):
     engine = llm.engine
     assert engine.allocator.num_free == engine.allocator.num_pages and not engine.scheduler.running
     lanes = engine.speculator
-    assert not lanes.slot_of and not lanes.requests and not lanes.features.rows and not lanes.next
+    assert not lanes.slot_of and not lanes.requests and not lanes.next
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - half) * 1024
 
 

@@ -17,6 +17,7 @@ class Peer:
             threads, options["draft_threads"] = cores[:-1] or cores, cores[-1:]
         elif mode == "auto" and len(cores) > 1:  # it shares them out itself
             threads = None
+        options["prefix_caching"] = False  # every answer is timed from the start of its prompt
         self.llm = LLM(target, dtype=precision, mode=mode, threads=threads, **options)
         self.params = SamplingParams
 

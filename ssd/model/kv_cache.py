@@ -1,6 +1,6 @@
 """The paged KV cache and the allocator of its pages."""
 
-from collections import Counter
+from collections import Counter, OrderedDict
 
 import torch
 
@@ -50,14 +50,19 @@ class KVCache:
 class BlockAllocator:
     """Hands out page numbers 0..num_pages-1; a page that several owners share is free when the last one frees it.
 
-    The page freed last is handed out first: its memory has been touched already.
+    A page may have a name, by which it is found while it holds what it was named for. A free page keeps its name until
+    it is handed out again. Nameless pages go first, the one freed last before the others (its memory has been touched
+    already), then those with a name, the one that has been free for longest first.
     """
 
     def __init__(self, num_pages: int):
         if num_pages < 1:
             raise ValueError(f"num_pages: got {num_pages}, wanted at least 1")
-        self._free = list(range(num_pages - 1, -1, -1))
+        self._free = list(range(num_pages - 1, -1, -1))  # without a name
+        self._kept: OrderedDict[int, None] = OrderedDict()  # free, with a name, freed first first
         self._refs = [0] * num_pages
+        self._names: dict[int, bytes] = {}
+        self._pages: dict[bytes, int] = {}
 
     @property
     def num_pages(self) -> int:
@@ -65,7 +70,7 @@ class BlockAllocator:
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return len(self._free) + len(self._kept)
 
     def refs(self, page: int) -> int:
         """Owners of a page; 0 when it is free. Raises ValueError for a page that is not of this allocator."""
@@ -74,22 +79,40 @@ class BlockAllocator:
         return self._refs[page]
 
     def allocate(self, count: int) -> list[int]:
-        """count pages with one owner each. Raises MemoryError, and takes none, when fewer are free."""
+        """count pages with one owner each and no name. Raises MemoryError, and takes none, when fewer are free."""
         if count < 0:
             raise ValueError(f"count: got {count}, wanted at least 0")
-        if count > len(self._free):
-            raise MemoryError(f"{count} pages wanted, {len(self._free)} free")
-        pages = [self._free.pop() for _ in range(count)]
+        if count > self.num_free:
+            raise MemoryError(f"{count} pages wanted, {self.num_free} free")
+        pages = [self._free.pop() if self._free else self._forget() for _ in range(count)]
         for page in pages:
             self._refs[page] = 1
         return pages
 
+    def _forget(self) -> int:
+        page, _ = self._kept.popitem(last=False)
+        del self._pages[self._names.pop(page)]
+        return page
+
+    def name(self, page: int, name: bytes) -> None:
+        """Let an owned page be found by name, unless it has one already, or another page has this one. Raises
+        ValueError for a free page."""
+        if self.refs(page) == 0:
+            raise ValueError(f"page {page}: is free, wanted one that has an owner")
+        if name not in self._pages and page not in self._names:
+            self._names[page], self._pages[name] = name, page
+
+    def find(self, name: bytes) -> int | None:
+        """The page of that name, owned or free."""
+        return self._pages.get(name)
+
     def share(self, pages: list[int]) -> None:
-        """One owner more for each page. Raises ValueError, and changes nothing, when one of them is free."""
+        """One owner more for each page. Raises ValueError, and changes nothing, when one is free and has no name."""
         for page in pages:
-            if self.refs(page) == 0:
-                raise ValueError(f"page {page}: is free, wanted one that has an owner")
+            if self.refs(page) == 0 and page not in self._kept:
+                raise ValueError(f"page {page}: is free, wanted one that has an owner or a name")
         for page in pages:
+            self._kept.pop(page, None)
             self._refs[page] += 1
 
     def free(self, pages: list[int]) -> None:
@@ -97,7 +120,9 @@ class BlockAllocator:
         for page, times in Counter(pages).items():
             if self.refs(page) < times:
                 raise ValueError(f"page {page}: freed {times} times, but has {self._refs[page]} owners")
-        for page in reversed(pages):
+        for page in reversed(pages):  # so that of a sequence the last ones are handed out first
             self._refs[page] -= 1
-            if self._refs[page] == 0:
+            if self._refs[page] == 0 and page in self._names:
+                self._kept[page] = None
+            elif self._refs[page] == 0:
                 self._free.append(page)

@@ -129,7 +129,7 @@ def lanes_of(speculation: SpeculationOptions, options: EngineOptions, draft: Dra
         return cache, DraftLane(runner, make_rule(speculation), cache, requests, wants, fan_out, clock, width=width)
 
     return Lanes(
-        start, slots=slots, layers=draft.feature_layers, width=draft.feature_width, depth=depth,
+        start, slots=slots, layers=draft.feature_layers, depth=depth,
         vocab=model.config.vocab_size, fallback=NgramProposer(), lockstep=speculation.lockstep,
         rejection=rejection, ids=None if draft.ids is None else draft.ids.cpu(),
         history=None if speculation.lockstep else (fan_out, own),

@@ -128,7 +128,8 @@ class ModelProposer:
         self.draft, self.rule, self.chunk = draft, rule, chunk
         self.runner = DraftRunner(draft, max_batch=max_batch, max_len=max_len, nodes=nodes, place=place)
         self.ids = None if draft.ids is None else draft.ids.cpu()  # the target's id of each output
-        self.layers, self.features = draft.feature_layers, Features(draft.feature_width)
+        self.layers = draft.feature_layers
+        self.features: Features | None = None  # of the target
         self.free = list(range(max_batch))[::-1]
         self.states: dict[object, State] = {}
 
@@ -194,13 +195,8 @@ class ModelProposer:
                 pairs.append((state.place, state.base + node, state.base + k))
         self.runner.move(pairs)
 
-    def keep_features(self, plan, offsets: list[int], features: torch.Tensor, paths) -> None:
-        """The target's features of a pass."""
-        self.features.keep(plan, paths, offsets, features)
-
     def release(self, sequence) -> None:
         state = self.states.pop(sequence, None)
-        self.features.release(sequence)
         if state:
             self.free.append(state.place)
 
@@ -228,7 +224,7 @@ class ModelProposer:
                 rows.append(
                     Rows(state.place, begin - shift, sequence.tokens[begin:end].tolist(), span, span, None, wants)
                 )
-                hidden.append(self.runner.hidden(self.features.of(sequence), begin, end))
+                hidden.append(self.runner.hidden(self.features.of(sequence, self.layers), begin, end))
                 state.cached = end
             if not last:  # those that are there have their newest row computed once more
                 for state, r in zip(states, rows, strict=True):

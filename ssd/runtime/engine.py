@@ -8,6 +8,7 @@ from ssd import kernels
 from ssd.model.kv_cache import BlockAllocator
 
 from .device import CPU, Place
+from .features import Features
 from .logits import shape, trim
 from .logprobs import logprobs_of
 from .metrics import Metrics
@@ -27,7 +28,7 @@ class Engine:
 
     def __init__(
         self, model, sample, eos_ids, *, max_batch: int, max_model_len: int, kv_tokens: int, prefill_chunk: int,
-        page_size: int = 16, speculator=None, nodes: int = 0, place: Place = CPU,
+        page_size: int = 16, speculator=None, nodes: int = 0, prefix_caching: bool = True, place: Place = CPU,
     ):  # fmt: skip
         spare = -(-nodes // page_size)  # pages of a sequence for what it speculates
         pages = -(-kv_tokens // page_size) + max_batch * spare
@@ -35,7 +36,10 @@ class Engine:
         self.speculator, self.place = speculator, place
         self.kv = model.new_kv_cache(pages, page_size)
         self.allocator = BlockAllocator(pages)
-        self.scheduler = Scheduler(self.allocator, page_size, max_batch, prefill_chunk, spare)
+        self.scheduler = Scheduler(self.allocator, page_size, max_batch, prefill_chunk, nodes, prefix_caching)
+        self.features = Features(speculator.layers if speculator else (), pages * page_size)
+        if speculator:
+            speculator.attach(self.features)
         rows, pages = max_batch * (1 + nodes) + prefill_chunk, -(-max_model_len // page_size) + spare
         self._rows = RowBuffer(max_batch, rows, pages, page_size, nodes)
         self.metrics, self.trace = Metrics(), None
@@ -44,7 +48,7 @@ class Engine:
         self.scheduler.add(sequence)
 
     def cancel(self, sequence: Sequence) -> None:
-        """Forget a request, finished or not; its pages are free afterwards."""
+        """Forget a request, finished or not: it holds no page afterwards."""
         self.scheduler.remove(sequence)
         if self.speculator:
             self.speculator.release(sequence)
@@ -52,7 +56,7 @@ class Engine:
     def step(self) -> list[Sequence]:
         """One pass. Returns the sequences that got a token, those that it finished included."""
         begin = perf_counter()
-        plan = self.scheduler.plan()
+        plan = self._plan()
         if not plan:
             return []
         prefill_rows = sum(work.count for work in plan if not work.sequence.decoding)
@@ -68,6 +72,8 @@ class Engine:
             verified = perf_counter()
             if self.speculator:
                 offsets = batch.row_offsets.tolist()
+                if self.features.layers:
+                    self.features.keep(plan, paths, offsets, features)
                 self.speculator.observe(plan, trees, paths, offsets, features, verified - proposed)
             self._compact(plan, paths)
         got, tokens = self._update(plan, trees, paths, emitted, logprobs)
@@ -84,10 +90,21 @@ class Engine:
         self.metrics.add(prefill_rows, tokens, *times, verified)
         return got
 
+    def _plan(self) -> list[Work]:
+        plan = self.scheduler.plan()
+        self.metrics.preemptions += len(self.scheduler.preempted)
+        self.metrics.cached_prompt_tokens += self.scheduler.reused
+        for sequence in self.scheduler.preempted:
+            if self.speculator:
+                self.speculator.release(sequence)
+            if self.trace:
+                self.trace.instant("verify", "preemption", tokens=sequence.num_tokens)
+        return plan
+
     def _forward(self, batch):
         batch = self.place.batch(batch)
-        if self.speculator and self.speculator.layers:
-            logits, features = self.model.forward_features(batch, self.kv, self.speculator.layers)
+        if self.features.layers:
+            logits, features = self.model.forward_features(batch, self.kv, self.features.layers)
             return logits, *self.place.get(features)
         return self.model.forward(batch, self.kv), None
 
@@ -131,16 +148,17 @@ class Engine:
     def _update(self, plan: list[Work], trees, paths, emitted, logprobs) -> tuple[list[Sequence], int]:
         got, tokens = [], 0
         for (sequence, count), tree, path, new, probs in zip(plan, trees, paths, emitted, logprobs, strict=True):
+            cached = sequence.num_cached
             sequence.num_cached += count + len(path or ())
             for k, token in enumerate(new):
                 origin = tree.origin if tree and k < len(path) else "bonus"
                 sequence.append(token, probs[k] if probs else None, self.eos_ids, origin)
                 tokens += 1
                 if sequence.finish_reason:
-                    self.scheduler.remove(sequence)
-                    if self.speculator:
-                        self.speculator.release(sequence)
                     break
+            self.scheduler.keep(sequence, cached)
+            if sequence.finish_reason:
+                self.cancel(sequence)
             if new:
                 got.append(sequence)
         return got, tokens

@@ -1,29 +1,51 @@
 """The target's hidden states, for drafts that read them."""
 
+from dataclasses import dataclass
+
 import torch
+
+from ssd.model import memory
 
 
 class Features:
-    """Of each sequence, float32 [its capacity, width]; row j is the token at index j. width 0: none are kept."""
+    """Beside each slot of the target's KV cache the residual stream of its token after `layers`: who shares a page
+    shares them too. rows: float32 [slots, len(layers) H], None before the first pass."""
 
-    def __init__(self, width: int):
-        self.width = width
-        self.rows: dict[object, torch.Tensor] = {}
-
-    def of(self, sequence) -> torch.Tensor | None:
-        if not self.width:
-            return None
-        if sequence not in self.rows:
-            self.rows[sequence] = torch.empty(len(sequence.tokens), self.width)
-        return self.rows[sequence]
+    def __init__(self, layers: tuple[int, ...], slots: int):
+        self.layers, self.slots = layers, slots
+        self.rows: torch.Tensor | None = None
 
     def keep(self, plan, paths, offsets: list[int], features: torch.Tensor) -> None:
-        """Those of a pass of the target: of each sequence's rows and, of its tree, of the accepted path."""
+        """Those of a pass, float32 [R, len(layers) H]: of each sequence's rows and of the accepted path of its tree."""
+        if self.rows is None:
+            self.rows = memory.empty((self.slots, features.shape[1]), torch.float32)
         for (sequence, count), path, first in zip(plan, paths, offsets, strict=False):
-            rows, begin = self.of(sequence), sequence.num_cached
-            rows[begin : begin + count] = features[first : first + count]
-            for k, node in enumerate(path or ()):
-                rows[begin + count + k] = features[first + count + node]
+            begin = sequence.num_cached
+            picked = [*range(first, first + count), *(first + count + node for node in path or ())]
+            slots = torch.from_numpy(sequence.slots[begin : begin + len(picked)])
+            self.rows[slots] = features[torch.tensor(picked)]
 
-    def release(self, sequence) -> None:
-        self.rows.pop(sequence, None)
+    def of(self, sequence, layers: tuple[int, ...]) -> "FeaturesOf":
+        """Those of one sequence after some of the layers, by token."""
+        return FeaturesOf(self, sequence, layers)
+
+
+@dataclass(frozen=True)
+class FeaturesOf:
+    """Its slices are float32 [tokens, len(layers) H]."""
+
+    features: Features
+    sequence: object
+    layers: tuple[int, ...]
+
+    def __getitem__(self, tokens: slice) -> torch.Tensor:
+        rows = self.features.rows[torch.from_numpy(self.sequence.slots[tokens])]
+        return columns(rows, self.features.layers, self.layers)
+
+
+def columns(features: torch.Tensor, layers: tuple[int, ...], wanted: tuple[int, ...]) -> torch.Tensor:
+    """Of features after `layers` those after the wanted ones."""
+    if wanted == layers:
+        return features
+    width = features.shape[1] // len(layers)
+    return torch.cat([features[:, i * width : (i + 1) * width] for i in map(layers.index, wanted)], 1)

@@ -25,7 +25,7 @@ class Lanes:
     """A speculator whose proposals are prepared by another thread while the target verifies.
 
     start: makes a cache and a draft lane for it, from (requests, wants); the lane is not started yet. layers: of the
-    target whose features the draft reads, of `width` floats in all. vocab: token ids are below it. fallback: a proposer
+    target whose features the draft reads. vocab: token ids are below it. fallback: a proposer
     that costs nothing, or None. lockstep: both lanes in the calling thread, the draft always finishes. rejection:
     verify by rejection sampling; ids: then the target's id of each output of the draft, or None. history: (FanOut, file
     that keeps it) or None.
@@ -33,7 +33,7 @@ class Lanes:
 
     def __init__(
         self, start: Callable[[dict, np.ndarray], tuple[SpeculationCache, DraftLane]], *, slots: int, layers,
-        width: int, depth: int, vocab: int, fallback=None, lockstep: bool = False, rejection: bool = False, ids=None,
+        depth: int, vocab: int, fallback=None, lockstep: bool = False, rejection: bool = False, ids=None,
         history=None,
     ):  # fmt: skip
         self.layers, self.depth, self.fallback = layers, depth, fallback
@@ -42,7 +42,7 @@ class Lanes:
         self.requests: dict[int, Request] = {}
         self.owner_of: dict[object, int] = {}
         self.owners = 0
-        self.features = Features(width)
+        self.features: Features | None = None  # of the target
         self.next: dict[object, Tree] = {}
         self.waiting: list = []  # sequences that missed and wait for a speculation of their own
         self.wants = np.zeros(slots, bool)
@@ -55,6 +55,10 @@ class Lanes:
         self.verified: Verified | None = None
         self.trace = None
         self.draft = Keeper(partial(start, self.requests, self.wants), lockstep)
+
+    def attach(self, features: Features) -> None:
+        """Where the engine keeps the target's features."""
+        self.features = features
 
     def record(self, trace) -> None:
         """Write spans of both lanes into a Trace from now on."""
@@ -153,10 +157,10 @@ class Lanes:
         self.slot_of[sequence], self.owner_of[sequence] = slot, self.owners
         self.first.add(sequence)
         self.requests[self.owners] = Request.of(sequence)
-        features = self.features.of(sequence)
         tokens = torch.from_numpy(sequence.tokens[:n].copy())
         # beside each token the hidden state that drew it, the token before's
-        self.cache.assign(slot, self.owners, tokens, None if features is None else features[: n - 1])
+        features = self.features.of(sequence, self.layers)[: n - 1] if self.layers else None
+        self.cache.assign(slot, self.owners, tokens, features)
 
     def _fetch(self) -> None:
         """Wait for the speculations that the draft makes after misses, as long as they are worth it."""
@@ -191,8 +195,6 @@ class Lanes:
     def observe(self, plan, trees, paths, offsets, features, seconds: float) -> None:
         """Match, swap, and tell the draft lane what came out."""
         known = [i for i, w in enumerate(plan) if w.sequence in self.slot_of and w.sequence.decoding]
-        if self.layers:
-            self.keep(plan, paths, offsets, features)
         if all(w.sequence.decoding for w in plan):
             self.pass_seconds.add(seconds)
         if not known or self.lane is None:
@@ -279,10 +281,6 @@ class Lanes:
                     q = self.cache.q[int(self.cache.active[slot]), slot, branch, : len(tokens)].clone()
                     tree.q = dict(zip(tree.parents, q, strict=True))
 
-    def keep(self, plan, paths, offsets, features) -> None:
-        """Remember the target's features of a pass."""
-        self.features.keep(plan, paths, offsets, features)
-
     def stats(self) -> dict:
         """What Metrics.stats tells of the lanes."""
         tried, lane = self.hits + self.misses, self.lane
@@ -294,7 +292,6 @@ class Lanes:
         }
 
     def release(self, sequence) -> None:
-        self.features.release(sequence)
         self._forget(sequence)
         if not self.slot_of:
             self.draft.sleep()  # until there is something to prepare

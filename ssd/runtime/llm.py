@@ -64,7 +64,8 @@ class LLM:
         self.engine = Engine(
             model, sample, model.config.eos_token_ids, max_batch=options.max_batch, max_model_len=self.max_model_len,
             kv_tokens=kv_tokens, prefill_chunk=options.prefill_chunk, speculator=speculator,
-            nodes=speculation.nodes if speculator else 0, place=place_of(model, verify_cores(speculation, options)),
+            nodes=speculation.nodes if speculator else 0, prefix_caching=options.prefix_caching,
+            place=place_of(model, verify_cores(speculation, options)),
         )  # fmt: skip
         self.grammars = Grammars(tokenizer, self.engine.eos_ids, model.config.vocab_size)
         self._lock = threading.Lock()
@@ -111,6 +112,7 @@ class LLM:
             "max_model_len": self.max_model_len,
             "kv_tokens": self.engine.kv.num_pages * self.engine.kv.page_size,
             "prefill_chunk": self.options.prefill_chunk,
+            "prefix_caching": self.options.prefix_caching,
             "seed": self.options.seed,
             "num_threads": torch.ops.ssd.num_threads(),
             "isa": torch.ops.ssd.isa(),

@@ -16,6 +16,8 @@ class Metrics:
     prefill_passes: int = 0
     prefill_tokens: int = 0
     prefill_seconds: float = 0.0
+    cached_prompt_tokens: int = 0
+    preemptions: int = 0
     decode_passes: int = 0
     decode_tokens: int = 0
     decode_seconds: float = 0.0
@@ -62,13 +64,13 @@ class Metrics:
     def stats(self) -> dict:
         """The documented statistics. None: does not apply to this mode, or nothing was decoded.
 
-        tokens_per_second: tokens of decode passes by their time. rounds: verifications, counted per request; plain
-        decoding emits one token in each. acceptance_per_position: by depth, of the rounds that verified a token there
-        after accepting those before it, the share that accepted one; acceptance_rate: the same over all depths.
-        rounds_by_origin, accepted_length_by_origin: rounds whose speculation was a hit, a fallback, drafted (draft) or
-        none, and their tokens.
-        verify_ms and draft_ms: mean time of forward and of drafting in a decode pass. overhead_fraction: the engine's
-        own share of decode passes.
+        tokens_per_second: tokens of decode passes by their time. prefill_tokens: rows computed, those of requests that
+        go on after a preemption included; cached_prompt_tokens: those found instead. rounds: verifications, counted per
+        request; plain decoding emits one token in each. acceptance_per_position: by depth, of the rounds that verified
+        a token there after accepting those before it, the share that accepted one; acceptance_rate: the same over all
+        depths. rounds_by_origin, accepted_length_by_origin: rounds whose speculation was a hit, a fallback, drafted
+        (draft) or none, and their tokens. verify_ms and draft_ms: mean time of forward and of drafting in a decode
+        pass. overhead_fraction: the engine's own share of decode passes.
         """
         seconds, passes = self.decode_seconds, self.decode_passes
         own = seconds - self.decode_draft_seconds - self.decode_forward_seconds - self.decode_sample_seconds
@@ -79,6 +81,8 @@ class Metrics:
             "prefill_seconds": self.prefill_seconds,
             "decode_seconds": seconds,
             "prefill_tokens": self.prefill_tokens,
+            "cached_prompt_tokens": self.cached_prompt_tokens,
+            "preemptions": self.preemptions,
             "decode_tokens": self.decode_tokens,
             "decode_passes": passes,
             "rounds": self.rounds,

@@ -83,8 +83,5 @@ class NgramProposer:
     def accept(self, sequences, trees, paths) -> None:
         """Nothing to do: the text is read again."""
 
-    def keep_features(self, plan, batch, features, paths) -> None:
-        """Reads none."""
-
     def release(self, sequence) -> None:
         self.histories.pop(sequence, None)

@@ -110,16 +110,18 @@ class EngineOptions:
 
     max_batch: requests that decode together. max_model_len: tokens of prompt and answer together; by default, and at
     most, the context of the model. kv_tokens: tokens that the KV cache holds, shared by all requests; by default
-    max_batch full contexts, but no more than 32,768 or one full context, whichever is more. prefill_chunk: rows of
-    prompts in one pass. threads: a number of threads, or a list of cores to bind them to; by default one for every
-    core of the process. seed: with the number of a request, the seed of one that names none.
-    device: of the target, "cpu", "cuda" or "cuda:N".
+    max_batch full contexts, but no more than 32,768 or one full context, whichever is more; where requests need more
+    than that, the latest arrival waits and computes its own again. prefill_chunk: rows of prompts in one pass.
+    prefix_caching: requests that begin alike share what was computed, also with those before them. threads: a number of
+    threads, or a list of cores to bind them to; by default one for every core of the process. seed: with the number of
+    a request, the seed of one that names none. device: of the target, "cpu", "cuda" or "cuda:N".
     """
 
     max_batch: int = 8
     max_model_len: int | None = None
     kv_tokens: int | None = None
     prefill_chunk: int = 512
+    prefix_caching: bool = True
     threads: int | list[int] | None = None
     seed: int = 0
     device: str = "cpu"
@@ -129,6 +131,8 @@ class EngineOptions:
             value = getattr(self, name)
             if value is not None:
                 check_integer(name, value, "at least 1", lambda x: x >= 1)
+        if not isinstance(self.prefix_caching, bool):
+            raise TypeError(f"prefix_caching: got {self.prefix_caching!r}, wanted True or False")
         check_integer("seed", self.seed, "0 <= seed < 2^63", lambda x: 0 <= x < 2**63)
         cores_of(self.threads)
         device_of(self.device)

@@ -1,6 +1,7 @@
 """One request while it is being served."""
 
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 import numpy as np
 
@@ -15,7 +16,7 @@ class Sequence:
     """Tokens, pages and progress. tokens[:num_tokens] are known; the KV of the first num_cached stands in the pages.
 
     The pass that brings num_cached to num_tokens samples the next token. So a decoding sequence has one known token
-    (the root) whose KV is not stored yet, and one that lost its pages would start again from num_cached = 0.
+    (the root) whose KV is not stored yet, and one that lost its pages starts again from num_cached = 0.
     """
 
     params: SamplingParams
@@ -28,6 +29,8 @@ class Sequence:
     pages: list[int] = field(default_factory=list)
     page_row: np.ndarray | None = None  # int32 [pages]
     slots: np.ndarray | None = None  # int64 [pages * page_size]: physical slot of each index
+    digests: list[bytes] = field(default_factory=list)  # of the first blocks, as far as somebody asked
+    preempted: bool = False  # at least once
     pieces: list[str] = field(default_factory=list)  # text released by each sampled token
     shapers: list = field(default_factory=list)  # what changes its logits, see logits.py
     logprobs: list[float] = field(default_factory=list)
@@ -63,6 +66,20 @@ class Sequence:
         self.pages = pages
         self.page_row = np.asarray(pages, np.int32)
         self.slots = (self.page_row[:, None].astype(np.int64) * page_size + np.arange(page_size)).ravel()
+
+    def drop_pages(self) -> list[int]:
+        """The pages that it had; their KV is to be computed again."""
+        pages, self.pages, self.num_cached = self.pages, [], 0
+        return pages
+
+    def digest(self, block: int, page_size: int) -> bytes:
+        """128 bits that name what a block holds: its page_size tokens, all known, behind those of all blocks before."""
+        while len(self.digests) <= block:
+            begin = len(self.digests) * page_size
+            before = self.digests[-1] if self.digests else b""
+            tokens = self.tokens[begin : begin + page_size].tobytes()
+            self.digests.append(blake2b(before + tokens, digest_size=16).digest())
+        return self.digests[block]
 
     def append(self, token: int, logprobs: Logprobs | None, eos_ids: frozenset[int], origin: str = "bonus") -> None:
         """One more token with the text that it releases, and the end of the request where this token is the last."""

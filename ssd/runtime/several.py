@@ -2,8 +2,7 @@
 
 from time import perf_counter
 
-import torch
-
+from .features import Features, columns
 from .policy import Mean
 
 
@@ -37,14 +36,10 @@ class Several:
         for part in self.parts.values():
             part.record(trace)
 
-    def _features(self, part, features: torch.Tensor | None) -> torch.Tensor | None:
-        """Those of the layers that a part reads."""
-        if features is None or not part.layers:
-            return None
-        if part.layers == self.layers:
-            return features
-        width = features.shape[1] // len(self.layers)
-        return torch.cat([features[:, i * width : (i + 1) * width] for i in map(self.layers.index, part.layers)], 1)
+    def attach(self, features: Features) -> None:
+        """Where the engine keeps the target's features, for all parts."""
+        for part in self.parts.values():
+            part.attach(features)
 
     def propose(self, plan):
         return self.current.propose(plan)
@@ -53,16 +48,9 @@ class Several:
         return self.current.verify(*args)
 
     def observe(self, plan, trees, paths, offsets, features, seconds: float) -> None:
-        for part in self.parts.values():
-            if part is self.current:
-                part.observe(plan, trees, paths, offsets, self._features(part, features), seconds)
-            elif part.layers:
-                part.keep(plan, paths, offsets, self._features(part, features))
-
-    def keep(self, plan, paths, offsets, features) -> None:
-        for part in self.parts.values():
-            if part.layers:
-                part.keep(plan, paths, offsets, self._features(part, features))
+        part = self.current
+        own = columns(features, self.layers, part.layers) if part.layers else None
+        part.observe(plan, trees, paths, offsets, own, seconds)
 
     def switch(self, mode: str) -> None:
         """Another part takes over with the next proposal."""

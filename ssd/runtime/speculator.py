@@ -7,6 +7,7 @@ import torch
 from ssd import kernels
 from ssd.kernels import Kind, Verified
 
+from .features import Features
 from .policy import Policy, Record
 from .scheduler import Work
 from .tree import Tree
@@ -16,8 +17,8 @@ class Speculator:
     """Between an engine and a proposer.
 
     proposer: propose(sequences, limits, thresholds, policy, width) -> trees, accept(sequences, trees, paths),
-    keep_features(plan, offsets, features, paths), release(sequence), ids, layers, steps. rejection:
-    verify by rejection sampling in place of the coupled rule.
+    release(sequence), ids, layers, steps, and features, which the engine's become. rejection: verify by rejection
+    sampling in place of the coupled rule.
     """
 
     def __init__(self, proposer, policy: Policy, rejection: bool = False):
@@ -34,6 +35,10 @@ class Speculator:
     @property
     def layers(self) -> tuple[int, ...]:
         return self.proposer.layers
+
+    def attach(self, features: Features) -> None:
+        """Where the engine keeps the target's features."""
+        self.proposer.features = features
 
     def propose(self, plan: list[Work]) -> list[Tree | None]:
         """A tree for each sequence of the plan that decodes and is worth it; chains where the pass holds a prompt."""
@@ -69,8 +74,6 @@ class Speculator:
     def observe(self, plan, trees, paths, offsets, features, seconds: float) -> None:
         """After a pass of so many seconds, before the sequences move on. paths[i]: accepted nodes, None without a
         verification."""
-        if self.layers:
-            self.keep(plan, paths, offsets, features)
         done = [(w.sequence, tree, path) for w, tree, path in zip(plan, trees, paths, strict=True) if tree is not None]
         if done:
             self.proposer.accept(*zip(*done, strict=True))
@@ -86,10 +89,6 @@ class Speculator:
             for node, parent in enumerate(tree.parents):
                 if parent < 0 or parent in kept:
                     policy.calibration.update(tree.rank[node], node in kept)
-
-    def keep(self, plan, paths, offsets, features) -> None:
-        """Remember the target's features of a pass."""
-        self.proposer.keep_features(plan, offsets, features, paths)
 
     def record(self, trace) -> None:
         """The engine's own spans tell all."""

@@ -1,0 +1,100 @@
+"""On a real (tiny) Llama and with real drafts: warm or cold, with too little memory or enough, in every mode the tokens
+are those of plain decoding."""
+
+import pytest
+from test_speculative import KINDS, load
+
+from ssd.model.tokenizer import Tokenizer
+from ssd.runtime import LLM, SamplingParams
+from ssd.runtime.costs import Costs
+from ssd.runtime.threads import CORES
+
+COMMON = "Answer in one sentence, and say why it is so: "
+PROMPTS = [COMMON + text for text in ("what is it?", "who?", "when did it begin, and where?", "x" * 20)] + ["alone"]
+PARAMS = [
+    SamplingParams(seed=i, temperature=(0.0, 0.8)[i % 2], max_tokens=34, ignore_eos=True, logprobs=i == 1)
+    for i in range(len(PROMPTS))
+]
+SMALL = dict(kv_tokens=112, max_batch=4)  # of about 220 that four answers want
+
+
+def answers(llm):
+    outputs = llm.generate(PROMPTS, PARAMS)
+    assert llm.engine.allocator.num_free == llm.engine.allocator.num_pages
+    return [(o.text, o.token_ids, o.logprobs, o.finish_reason) for o in outputs]
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_folder, tiny_target):
+    llm = LLM.from_model(tiny_target, Tokenizer(tiny_folder), threads=1, max_batch=1, prefix_caching=False)
+    return answers(llm)
+
+
+def same(llm, plain):
+    """Cold, then warm. Returns the statistics."""
+    for _ in range(2):
+        assert answers(llm) == plain
+    stats = llm.stats()
+    assert stats["cached_prompt_tokens"] > 0
+    return stats
+
+
+@pytest.mark.parametrize("chunk", [1, 16, 512])
+def test_plain_decoding(chunk, tiny_folder, tiny_target, plain):
+    llm = LLM.from_model(tiny_target, Tokenizer(tiny_folder), threads=1, prefill_chunk=chunk, **SMALL)
+    assert same(llm, plain)["preemptions"] > 1
+
+
+@pytest.mark.parametrize("mode, kind", [*((mode, kind) for mode in ("sd", "ssd") for kind in KINDS), ("sd", "ngram")])
+def test_speculation(mode, kind, tiny_folder, tiny_target, plain, tmp_path):
+    draft = load(kind, tiny_folder, tmp_path, tiny_target, "bf16")
+    for shape in (dict(k=3), dict(k=2, tree_width=2, prefill_chunk=24)):
+        lockstep = dict(lockstep=True, draft_threads=1, branches=6) if mode == "ssd" else {}
+        llm = LLM.from_model(
+            tiny_target, Tokenizer(tiny_folder), draft=draft, mode=mode, threads=1, **shape, **SMALL, **lockstep
+        )
+        assert same(llm, plain)["preemptions"] > 0
+        if mode == "ssd":
+            lanes = llm.engine.speculator
+            assert lanes.failures == 0 and not lanes.slot_of and len(lanes.free) == 4
+        elif kind != "ngram":
+            assert len(llm.engine.speculator.proposer.free) == 4
+        llm.close()
+
+
+@pytest.mark.parametrize("kind", ["itself", "features", "eagle"])
+def test_a_draft_proposes_the_same_behind_what_is_shared(kind, tiny_folder, tiny_target, tmp_path):
+    """It reads the target's hidden states of every token before, computed by whom it may be."""
+    draft = load(kind, tiny_folder, tmp_path, tiny_target, "bf16")
+    found = []
+    for memory in (dict(prefix_caching=False, max_batch=2), SMALL):
+        llm = LLM.from_model(tiny_target, Tokenizer(tiny_folder), draft=draft, mode="sd", k=3, threads=1, **memory)
+        proposer, proposed = llm.engine.speculator.proposer, {}
+        propose = proposer.propose
+
+        def recorded(sequences, *rest, propose=propose, proposed=proposed):
+            trees = propose(sequences, *rest)
+            proposed.update((tuple(s.tokens[: s.num_tokens]), t.tokens) for s, t in zip(sequences, trees, strict=True))
+            return trees
+
+        proposer.propose = recorded
+        answers(llm), answers(llm)
+        found.append(proposed)
+    cold, warm = found
+    assert len(cold.keys() & warm.keys()) > 30 and all(warm[key] == cold[key] for key in cold.keys() & warm.keys())
+    assert llm.stats()["cached_prompt_tokens"] > 100 and llm.stats()["preemptions"] > 0
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="wants two cores")
+def test_changes_of_mode(tiny_folder, tiny_target, plain, tmp_path, monkeypatch):
+    times = {1: 0.01, 5: 0.012, 12: 0.02}
+    monkeypatch.setattr("ssd.runtime.assembly.costs_of", lambda *args: Costs(times, times, times, times))
+    monkeypatch.setattr("ssd.runtime.auto.EVERY", 5)
+    draft = load("features", tiny_folder, tmp_path, tiny_target, "bf16")
+    llm = LLM.from_model(tiny_target, Tokenizer(tiny_folder), draft=draft, mode="auto", k=3, **SMALL)
+    auto = llm.engine.speculator
+    other = {"sd": {"sd": 1.0, "ssd": 2.0}, "ssd": {"sd": 2.0, "ssd": 1.0}}
+    monkeypatch.setattr(auto, "predictions", lambda: other[auto.mode])
+    assert same(llm, plain)["preemptions"] > 0
+    assert auto.switches >= 4 and auto.parts["ssd"].failures == 0
+    llm.close()
