@@ -1,12 +1,14 @@
 """Whether speculation changes a token: `python -m bench.exact --modes sd --data F.jsonl --limit N --json F`.
 
 Every configuration of mode, draft, shape, precision, temperature and batch answers the same prompts with the same
-seeds as plain decoding, and the token ids are compared; the prefill chunks, and the bonus tokens that ssd prepares for
-below a node, take turns from one configuration to the next. --delays: both lanes of ssd sleep at random moments;
+seeds as plain decoding, and the token ids are compared; the prefill chunks, the memory, and the bonus tokens that ssd
+prepares for below a node, take turns from one configuration to the next. Memory: `cold` keeps no prefixes, `warm` does
+and answers everything twice, `small` is warm with a KV cache for half of what a batch wants, so that requests are
+preempted and computed again, `scarce` is small and cold. --delays: both lanes of ssd sleep at random moments;
 --features: penalties, bias and JSON mode take turns from prompt to prompt, and log-probabilities are compared too.
 JSON: `compared` (answers), `tokens` (in them), `differences`, `first_difference` (configuration, prompt, index,
 both sequences; null without one), `rows` (configuration, compared, differences, acceptance_rate,
-mean_accepted_length). Exit code 1 where there are differences.
+mean_accepted_length, hit_rate, cached_prompt_tokens, preemptions). Exit code 1 where there are differences.
 """
 
 import argparse
@@ -20,14 +22,20 @@ from .decode import PROMPTS, read_workloads
 
 
 def product(args) -> list[dict]:
-    """All configurations; prefill chunk, which plain decoding does not depend on either, and fan-out go round."""
+    """All configurations; prefill chunk and memory, which plain decoding does not depend on either, and fan-out go
+    round."""
+    memories = args.memory.split(",")
     chunks = itertools.cycle(map(int, args.chunks.split(",")))
     fan_outs = itertools.cycle(map(int, args.fan_outs.split(",")))
     names = ("dtype", "mode", "draft", "shape", "batch")
     values = (args.dtypes.split(","), args.modes.split(","), args.drafts.split(","), args.shapes.split(","))
     values += (list(map(int, args.batches.split(","))),)
-    found = [dict(zip(names, each, strict=True), chunk=next(chunks)) for each in itertools.product(*values)]
+    found = [dict(zip(names, each, strict=True)) for each in itertools.product(*values)]
     found = [c for c in found if (c["mode"], c["draft"]) != ("ssd", "ngram")]
+    plain = (args.drafts.split(",")[0], args.shapes.split(",")[0])  # mode ar has neither
+    found = [c for c in found if c["mode"] != "ar" or (c["draft"], c["shape"]) == plain]
+    n = len(memories)
+    found = [c | {"chunk": next(chunks), "memory": memories[(i + i // n) % n]} for i, c in enumerate(found)]
     lanes = ("ssd", "auto")
     return [c | {"fan_out": next(fan_outs)} if c["mode"] in lanes and c["draft"] != "ngram" else c for c in found]
 
@@ -72,7 +80,7 @@ class Runner:
             self.loaded = {dtype: self.load(self.folder, dtype)}
         return self.loaded[dtype]
 
-    def llm(self, dtype: str, batch: int, chunk: int, **speculation):
+    def llm(self, dtype: str, sizes: dict, **speculation):
         from ssd import LLM
         from ssd.runtime.assembly import load_draft
         from ssd.runtime.options import SpeculationOptions
@@ -82,8 +90,15 @@ class Runner:
         speculation.pop("draft", None)
         if options.mode != "ar":
             draft = load_draft(options, str(self.folder), model)
-        sizes = {"max_batch": batch, "prefill_chunk": chunk, "max_model_len": 2048, "threads": self.threads}
+        sizes = {"max_model_len": 2048, "threads": self.threads} | sizes
         return LLM.from_model(model, self.tokenizer, draft=draft, **sizes, **speculation)
+
+
+def memory_of(name: str, batch: int, lengths: list[int]) -> tuple[dict, int]:
+    """Sizes for a KV cache, and how often everything is answered; lengths: tokens of each request."""
+    half = max(*lengths, sum(lengths) * batch // len(lengths) // 2)
+    sizes = {"kv_tokens": half} if name in ("small", "scarce") else {}
+    return (sizes, 2) if name in ("warm", "small") else (sizes | {"prefix_caching": False}, 1)
 
 
 FEATURES = (
@@ -113,27 +128,31 @@ def compare(runner: Runner, args, ids: list[list[int]]) -> dict:
     common = {"max_tokens": args.max_tokens}
     params = [SamplingParams(temperature=t, seed=1000 + n, **common, **asked(args, n)) for n, t, _ in jobs]
     prompts, plain, rows, first = [i for _, _, i in jobs], {}, [], None
+    lengths, tokens = [len(ids) + args.max_tokens for ids in prompts], 0
     for c in product(args):
         if c["dtype"] not in plain:
-            answers = runner.llm(c["dtype"], 1, 512).generate(prompts, params)
+            answers = runner.llm(c["dtype"], {"max_batch": 1, "prefix_caching": False}).generate(prompts, params)
             plain = {c["dtype"]: list(map(told, answers))}
         draft = None if c["draft"] == "default" else c["draft"]
         how = shape_of(c["shape"]) | {"fan_out": c.get("fan_out") or None}
-        llm = runner.llm(c["dtype"], c["batch"], c["chunk"], mode=c["mode"], draft=draft, **how)
-        got, different = list(map(told, llm.generate(prompts, params))), 0
-        for (n, t, _), a, b in zip(jobs, plain[c["dtype"]], got, strict=True):
+        sizes, times = memory_of(c["memory"], c["batch"], lengths)
+        sizes |= {"max_batch": c["batch"], "prefill_chunk": c["chunk"]}
+        llm = runner.llm(c["dtype"], sizes, mode=c["mode"], draft=draft, **how)
+        got, different = [told(a) for _ in range(times) for a in llm.generate(prompts, params)], 0
+        for (n, t, _), a, b in zip(jobs * times, plain[c["dtype"]] * times, got, strict=True):
             if a != b:
                 different += 1
                 at = next((k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
                 first = first or {**c, "prompt": n, "temperature": t, "index": at, "plain": a, "got": b}
         stats = llm.stats()
         llm.close()
-        kept = {name: stats[name] for name in ("acceptance_rate", "mean_accepted_length", "hit_rate")}
-        rows.append({**c, "compared": len(jobs), "differences": different, **kept})
+        names = ("acceptance_rate", "mean_accepted_length", "hit_rate", "cached_prompt_tokens", "preemptions")
+        rows.append({**c, "compared": len(got), "differences": different, **{name: stats[name] for name in names}})
+        tokens += sum(map(len, got))
         print(results.table(rows[-1:], list(rows[-1])).splitlines()[-1], file=sys.stderr, flush=True)
     return {
         "compared": sum(r["compared"] for r in rows),
-        "tokens": len(rows) * sum(map(len, next(iter(plain.values())))),
+        "tokens": tokens,
         "differences": sum(r["differences"] for r in rows),
         "first_difference": first,
         "rows": rows,
@@ -143,12 +162,13 @@ def compare(runner: Runner, args, ids: list[list[int]]) -> dict:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", help="folder or id of the model; the default target otherwise")
-    parser.add_argument("--modes", default="sd", help="modes to compare with plain decoding")
+    parser.add_argument("--modes", default="sd", help="modes to compare with plain decoding, alone: ar,sd,ssd,auto")
     parser.add_argument("--drafts", default="default,ngram", help="default, ngram, folders")
     parser.add_argument("--shapes", default="4,3x3,auto2", help="k, k x width, auto, auto and width")
     parser.add_argument("--dtypes", default="bf16,int8")
     parser.add_argument("--batches", default="1,8")
     parser.add_argument("--chunks", default="16,64,512", help="rows of a prompt in a pass, in turn")
+    parser.add_argument("--memory", default="cold,warm,small,scarce", help="of the KV cache, in turn")
     parser.add_argument("--fan-outs", default="0,1,4", help="bonus tokens below a node, in turn (0: shared out)")
     parser.add_argument("--delays", action="store_true", help="random ones, up to 4 ms, in both lanes of ssd")
     parser.add_argument("--features", action="store_true", help="penalties, bias, JSON and log-probabilities too")

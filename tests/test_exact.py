@@ -28,8 +28,19 @@ def test_no_difference_over_modes_shapes_precisions_batches_and_chunks(pair):
     code, report = run(pair, "--modes", "sd")
     assert code == 0 and report["differences"] == 0 and report["first_difference"] is None
     assert len(report["rows"]) == 2 * 2 * 3 * 2 and {r["chunk"] for r in report["rows"]} == {16, 64, 512}
-    assert report["compared"] == len(report["rows"]) * 2 * 3 and report["tokens"] > 1000
+    for row in report["rows"]:
+        kept = row["memory"] in ("warm", "small")
+        assert row["compared"] == 2 * 3 * (1 + kept) and (row["cached_prompt_tokens"] > 0) == kept
+    assert len({(r["memory"], r["batch"]) for r in report["rows"]}) == 8 and report["tokens"] > 1000
     assert any(r["acceptance_rate"] for r in report["rows"])
+
+
+def test_plain_decoding_in_other_chunks_batches_and_memories(pair):
+    options = ["--dtypes", "bf16", "--batches", "1,3,6", "--chunks", "5,64", "--memory", "warm,scarce,small"]
+    code, report = run(pair, "--modes", "ar", "--max-tokens", 40, *options)
+    assert code == 0 and report["differences"] == 0
+    assert [r["cached_prompt_tokens"] > 0 for r in report["rows"]] == [True, False, True]
+    assert [r["preemptions"] > 0 for r in report["rows"]] == [False, True, True]
 
 
 def test_the_draft_lane_makes_no_difference_either(pair):
@@ -59,5 +70,6 @@ def test_penalties_grammars_and_logprobs_make_none_either(pair):
     pytest.importorskip("llguidance")
     options = ("--modes", "sd,ssd", "--dtypes", "bf16", "--shapes", "3,2x2", "--temperatures", "0,1", "--limit", "5")
     code, report = run(pair, *options, "--features")
-    assert code == 0 and report["differences"] == 0 and report["compared"] == 12 * 6
+    assert code == 0 and report["differences"] == 0 and len(report["rows"]) == 12
+    assert report["compared"] == 6 * sum(1 + (r["memory"] in ("warm", "small")) for r in report["rows"])
     assert any(r["acceptance_rate"] for r in report["rows"])
