@@ -74,6 +74,11 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--dtype", choices=("bf16", "int8", "fp32"), default="bf16", help="weights (%(default)s)")
     sampling_options.add(p)
     p.add_argument("--batch", type=int, metavar="N", help="prompts of a file that decode together (8)")
+    p.add_argument("--kv-tokens", type=int, metavar="N", help="size of the KV cache (32768, or one context)")
+    p.add_argument(
+        "--no-prefix-cache", dest="prefix_caching", action="store_false",
+        help="compute the beginning that prompts share for each of them",
+    )  # fmt: skip
     p.add_argument("--device", default="cpu", metavar="D", help="of the target: cpu, cuda or cuda:N (%(default)s)")
     p.add_argument("--draft-device", metavar="D", help="of the draft (that of the target)")
     p.add_argument("--threads", metavar="N|CORES", help="a number of threads, or cores such as 0,2 or 4-7 (all cores)")
@@ -135,8 +140,9 @@ def run(args) -> int:
         speculation = {name: getattr(args, name) for name in SPECULATION}
         speculation["draft_threads"] = threads(args.draft_threads, "--draft-threads")
         llm = LLM(
-            args.target, args.dtype, max_batch=batch, threads=cores, seed=args.seed, device=args.device, **speculation
-        )
+            args.target, args.dtype, max_batch=batch, threads=cores, seed=args.seed, device=args.device,
+            kv_tokens=args.kv_tokens, prefix_caching=args.prefix_caching, **speculation,
+        )  # fmt: skip
         ids = [llm.encode(p if args.raw else [{"role": "user", "content": p}], where) for where, p in prompts]
         params = llm.check(params)
     trace = llm.trace() if args.trace else None
@@ -208,7 +214,10 @@ def summary(stats: dict, outputs: list, seconds: float) -> str:
     speed = f"{stats['tokens_per_second']:.1f} tokens/s, " if stats["tokens_per_second"] else ""
     unit = "answers" if any(o.index for o in outputs) else "prompts"
     prompts = f"{len(outputs)} {unit}, " if len(outputs) > 1 else ""
-    prefill = f"prompt of {stats['prefill_tokens']} tokens in {stats['prefill_seconds']:.2f} s"
+    known = f", {stats['cached_prompt_tokens']} more were known" if stats["cached_prompt_tokens"] else ""
+    prefill = f"prompt of {stats['prefill_tokens']} tokens in {stats['prefill_seconds']:.2f} s{known}"
+    if stats["preemptions"]:
+        prefill += f"; {stats['preemptions']} preemptions"
     length = stats["mean_accepted_length"]
     accepted = f"{length:.2f} tokens a round, " if length and stats["acceptance_rate"] is not None else ""
     hits = f"hit rate {stats['hit_rate']:.2f}, " if stats["hit_rate"] is not None else ""

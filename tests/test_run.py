@@ -90,6 +90,23 @@ def test_file_of_prompts_equals_each_alone(tiny, tmp_path, capsys):
     assert [o["text"] + "\n" for o in outputs] == [call(capsys, t, *options)[1] for t in texts]
 
 
+def test_prompts_that_begin_alike_and_too_little_memory(tiny, tmp_path, capsys):
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.json"
+    texts = ["the same beginning of all, and then " + t for t in ("one", "two", "three", "x" * 30)]
+    prompts.write_text("\n".join(json.dumps({"prompt": t}) for t in texts))
+    options = ("--prompts", prompts, "--target", tiny, "--max-tokens", 40, "--ignore-eos", "--json", out)
+    code, plain, err = call(capsys, *options, "--no-prefix-cache", "--mode", "ar")
+    report = json.loads(out.read_text())
+    assert code == 0 and not report["config"]["prefix_caching"]
+    assert report["stats"]["cached_prompt_tokens"] == 0 and "known" not in err and "preemption" not in err
+    code, small, err = call(capsys, *options, "--kv-tokens", 130)
+    report = json.loads(out.read_text())
+    assert (code, small) == (0, plain) and report["config"]["prefix_caching"]
+    stats = report["stats"]
+    assert stats["cached_prompt_tokens"] >= 3 * 32 and stats["preemptions"] > 0
+    assert f"{stats['cached_prompt_tokens']} more were known; {stats['preemptions']} preemptions" in err
+
+
 def test_stop(tiny, capsys):
     options = ("hi", "--target", tiny, "--max-tokens", 30, "--ignore-eos", "--temperature", 1)
     text = call(capsys, *options)[1]
@@ -127,6 +144,8 @@ def test_stop(tiny, capsys):
         (["hi", "--seed", "-1"], "seed: got -1"),
         (["hi", "--stop", ""], "stop: got an empty string"),
         (["hi", "--batch", "0"], "max_batch: got 0"),
+        (["hi", "--kv-tokens", "0"], "kv_tokens: got 0"),
+        (["hi" * 40, "--kv-tokens", "64"], "wanted at most 63 in a KV cache of 64"),
         (["hi", "--threads", "0"], "threads: got 0"),
         (["hi", "--threads", "99999"], "threads: got 99999"),
         (["hi", "--threads", "4-x"], "--threads: got '4-x'"),

@@ -239,9 +239,10 @@ class LLM:
         if not ids:
             raise ValueError(f"{name}: is empty, wanted at least one token")
         if len(ids) >= self.max_model_len:
+            limit = "KV cache" if self.max_model_len == self.options.kv_tokens else "context"
             raise ValueError(
-                f"{name}: got {len(ids)} tokens, wanted at most {self.max_model_len - 1} "
-                f"in a context of {self.max_model_len}"
+                f"{name}: got {len(ids)} tokens, wanted at most {self.max_model_len - 1} in a {limit} of "
+                f"{self.max_model_len}"
             )
         return ids
 
