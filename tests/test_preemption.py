@@ -2,6 +2,8 @@
 are those of plain decoding."""
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from test_speculative import KINDS, load
 
 from ssd.model.tokenizer import Tokenizer
@@ -30,6 +32,11 @@ def plain(tiny_folder, tiny_target):
     return answers(llm)
 
 
+@pytest.fixture(scope="module")
+def drafts(tiny_folder, tiny_target, tmp_path_factory):
+    return {kind: load(kind, tiny_folder, tmp_path_factory.mktemp(kind), tiny_target, "bf16") for kind in KINDS}
+
+
 def same(llm, plain):
     """Cold, then warm. Returns the statistics."""
     for _ in range(2):
@@ -45,9 +52,12 @@ def test_plain_decoding(chunk, tiny_folder, tiny_target, plain):
     assert same(llm, plain)["preemptions"] > 1
 
 
-@pytest.mark.parametrize("mode, kind", [*((mode, kind) for mode in ("sd", "ssd") for kind in KINDS), ("sd", "ngram")])
-def test_speculation(mode, kind, tiny_folder, tiny_target, plain, tmp_path):
-    draft = load(kind, tiny_folder, tmp_path, tiny_target, "bf16")
+PAIRS = [(mode, kind) for kind in ("itself", "features", "eagle") for mode in ("sd", "ssd")]
+
+
+@pytest.mark.parametrize("mode, kind", [*PAIRS, ("sd", "independent"), ("sd", "ngram")])
+def test_speculation(mode, kind, tiny_folder, tiny_target, plain, drafts):
+    draft = drafts.get(kind, kind)
     for shape in (dict(k=3), dict(k=2, tree_width=2, prefill_chunk=24)):
         lockstep = dict(lockstep=True, draft_threads=1, branches=6) if mode == "ssd" else {}
         llm = LLM.from_model(
@@ -63,12 +73,13 @@ def test_speculation(mode, kind, tiny_folder, tiny_target, plain, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["itself", "features", "eagle"])
-def test_a_draft_proposes_the_same_behind_what_is_shared(kind, tiny_folder, tiny_target, tmp_path):
+def test_a_draft_proposes_the_same_behind_what_is_shared(kind, tiny_folder, tiny_target, drafts):
     """It reads the target's hidden states of every token before, computed by whom it may be."""
-    draft = load(kind, tiny_folder, tmp_path, tiny_target, "bf16")
     found = []
     for memory in (dict(prefix_caching=False, max_batch=2), SMALL):
-        llm = LLM.from_model(tiny_target, Tokenizer(tiny_folder), draft=draft, mode="sd", k=3, threads=1, **memory)
+        llm = LLM.from_model(
+            tiny_target, Tokenizer(tiny_folder), draft=drafts[kind], mode="sd", k=3, threads=1, **memory
+        )
         proposer, proposed = llm.engine.speculator.proposer, {}
         propose = proposer.propose
 
@@ -85,13 +96,44 @@ def test_a_draft_proposes_the_same_behind_what_is_shared(kind, tiny_folder, tiny
     assert llm.stats()["cached_prompt_tokens"] > 100 and llm.stats()["preemptions"] > 0
 
 
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    order=st.lists(st.integers(0, len(PROMPTS) - 1), min_size=2, max_size=9), turns=st.randoms(use_true_random=False),
+    mode=st.sampled_from(["ar", "sd", "ssd"]), kind=st.sampled_from(["itself", "features"]),
+    kv_tokens=st.sampled_from([112, 160, 1024]), max_batch=st.integers(2, 5),
+)  # fmt: skip
+def test_random_arrivals_and_cancellations(
+    order, turns, mode, kind, kv_tokens, max_batch, drafts, tiny_folder, tiny_target, plain
+):
+    llm = LLM.from_model(
+        tiny_target, Tokenizer(tiny_folder), draft=drafts[kind], mode=mode, k=3, threads=1, draft_threads=1,
+        lockstep=True, kv_tokens=kv_tokens, max_batch=max_batch, prefill_chunk=turns.choice((7, 32, 512)),
+    )  # fmt: skip
+    waiting, streams, got, gone = list(enumerate(order)), {}, {i: [] for i in range(len(order))}, set()
+    while waiting or streams:
+        if waiting and (not streams or turns.random() < 0.3):
+            i, which = waiting.pop(0)
+            streams[i] = llm.stream(PROMPTS[which], PARAMS[which])
+        i = turns.choice(sorted(streams))
+        chunk = next(streams[i], None)
+        if chunk is not None:
+            got[i] += chunk.token_ids
+        if chunk is None or turns.random() < 0.01:
+            streams.pop(i).close()
+            gone |= {i} if chunk is not None else set()
+    for i, which in enumerate(order):
+        want = plain[which][1]
+        assert got[i] == (want[: len(got[i])] if i in gone else want)
+    assert llm.engine.allocator.num_free == llm.engine.allocator.num_pages
+    llm.close()
+
+
 @pytest.mark.skipif(len(CORES) < 2, reason="wants two cores")
-def test_changes_of_mode(tiny_folder, tiny_target, plain, tmp_path, monkeypatch):
+def test_changes_of_mode(tiny_folder, tiny_target, plain, drafts, monkeypatch):
     times = {1: 0.01, 5: 0.012, 12: 0.02}
     monkeypatch.setattr("ssd.runtime.assembly.costs_of", lambda *args: Costs(times, times, times, times))
     monkeypatch.setattr("ssd.runtime.auto.EVERY", 5)
-    draft = load("features", tiny_folder, tmp_path, tiny_target, "bf16")
-    llm = LLM.from_model(tiny_target, Tokenizer(tiny_folder), draft=draft, mode="auto", k=3, **SMALL)
+    llm = LLM.from_model(tiny_target, Tokenizer(tiny_folder), draft=drafts["features"], mode="auto", k=3, **SMALL)
     auto = llm.engine.speculator
     other = {"sd": {"sd": 1.0, "ssd": 2.0}, "ssd": {"sd": 2.0, "ssd": 1.0}}
     monkeypatch.setattr(auto, "predictions", lambda: other[auto.mode])

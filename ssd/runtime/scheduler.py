@@ -66,9 +66,9 @@ class Scheduler:
             self._take(sequence, self._found(sequence))
             count = sequence.num_tokens - sequence.num_cached
             if not sequence.decoding:
-                count = min(count, budget)
                 if coming.intersection(self._wanted(sequence, 1)):
                     continue
+                count = min(count, budget)
                 budget -= count
                 coming.update(self._filled(sequence, sequence.num_cached, sequence.num_cached + count))
             if count:
