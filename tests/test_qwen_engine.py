@@ -9,7 +9,7 @@ from model_helpers import save_tiny
 from ssd import LLM, SamplingParams
 from ssd.model.tokenizer import Tokenizer
 
-TOKENS, VOCAB = 400, 512  # of the tokenizer, of the model
+VOCAB = 512  # of the model; the tokenizer has fewer
 
 
 @pytest.fixture(scope="module")
