@@ -31,7 +31,8 @@ N, B, VOCAB, PAGE = 40, 6, 1000, 16
 class Rounds:
     """B requests, each with a tree of up to N nodes under verification, and the draft's branches for what may come."""
 
-    def __init__(self, seed, features=False):
+    def __init__(self, seed, features=False, deep=False):
+        """deep: request 0 takes a chain of 36 nodes to its end, request 1 the last of as many children as there are."""
         self.rng = np.random.default_rng(seed)
         self.features = torch.randint(1 << 40, (B, N + 1, 3)) if features else None
         size = {"feature_bytes": 24, "feature_window": 4} if features else {}
@@ -44,6 +45,10 @@ class Rounds:
         self.capacity = np.full(B, 8 * PAGE, dtype=np.int32)
         self.tree = [self.random_tree(int(self.rng.integers(0, N + 1))) for _ in range(B)]
         self.sampled = self.rng.integers(0, 6, (B, N + 1))
+        if deep:
+            self.tree[0] = [(int(self.sampled[0, i]), i - 1) for i in range(36)]
+            self.tree[1] = [(100 + i, -1) for i in range(N)]
+            self.sampled[1, 0] = 100 + N - 1
 
     def random_tree(self, n):  # (token, parent) of each node; few tokens, so that siblings may be equal
         return [(int(self.rng.integers(0, 6)), int(self.rng.integers(-1, i))) for i in range(n)]
@@ -140,7 +145,7 @@ def read(result):
 @pytest.mark.parametrize("features", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_verify_swap_is_match_swap_post_and_the_next_inputs(host, seed, features):
-    r = Rounds(seed, features)
+    r = Rounds(seed, features, deep=seed == 3)
     r.publish([0, 2, 3, 5], N if seed == 1 else int(r.rng.integers(1, N)))
     r.capacity[3] = r.prefix[3] + len(r.walk(3)[1]) + 3  # room for the root and two nodes
     results = [read(x) for x in harness.run([r.case(seed=s) for s in range(3)], host)]
