@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -33,46 +34,62 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     what.add_argument("--measured", metavar="F", help="the --json of bench.decode: its speeds and the simulation's")
     p.add_argument("--json", metavar="F", help="write rows, constants and the answer here")
-    p.add_argument("--rounds", type=positive, default=10000, metavar="N", help="of a run of a table (%(default)s)")
-    p.add_argument("--seed", type=int, default=0, metavar="N", help="same seed, same result (0)")
+    p.add_argument("--rounds", type=whole(1), default=10000, metavar="N", help="of a run of a table (%(default)s)")
+    p.add_argument("--seed", type=whole(0), default=0, metavar="N", help="same seed, same result (0)")
     p.add_argument("--set", action="append", default=[], metavar="NAME=X", help="a constant in place of the fitted one")
     p.add_argument("--speeds-only", action="store_true", help="fit on speeds alone, not on published times of passes")
     q = p.add_argument_group("the pair")
     q.add_argument("--target", default="llama-3.1-70b", help=f"{', '.join(MODELS)}, or a folder (%(default)s)")
     q.add_argument("--draft", default="llama-3.2-1b", help="the same; several with commas (%(default)s)")
     q.add_argument("--gpu", default="H100", help=f"{', '.join(GPUS)} (%(default)s)")
-    q.add_argument("--gpus", type=positive, default=4, metavar="N", help="of the target, SSD has one more (4)")
-    q.add_argument("--batch", type=positive, metavar="N", help="sequences that decode together (1; 4 with replicas)")
-    q.add_argument("--context", type=float, default=CONTEXT, metavar="N", help="mean tokens of a sequence (400)")
-    q.add_argument("-k", type=positive, metavar="N", help="tokens of a speculation (the best up to 12)")
-    q.add_argument("--branches", type=positive, metavar="N", help="outcomes prepared for in all (the best)")
+    q.add_argument("--gpus", type=whole(1), default=4, metavar="N", help="of the target, SSD has one more (4)")
+    q.add_argument("--batch", type=whole(1), metavar="N", help="sequences that decode together (1; 4 with replicas)")
+    q.add_argument("--context", type=above_zero, default=CONTEXT, metavar="N", help="mean tokens of a sequence (400)")
+    q.add_argument("-k", type=whole(1, 63), metavar="N", help="tokens of a speculation (the best up to 12)")
+    q.add_argument("--branches", type=whole(1, 512), metavar="N", help="outcomes prepared for in all (the best)")
     q.add_argument("--workload", choices=WORKLOADS, help="of a published pair (the mean of the four)")
     q.add_argument("--acceptance", metavar="A", help="chance of a token, or one for each draft with commas")
-    q.add_argument("--exponent", type=float, metavar="R", help="of the law of hits (fitted)")
+    q.add_argument("--exponent", type=above_zero, metavar="R", help="of the law of hits (fitted)")
     q.add_argument("--stats", metavar="F", help="take acceptance and hit rate from the --json of a run of ssd.run")
     r = p.add_argument_group("replicas")
-    r.add_argument("--rate", type=float, default=8.0, metavar="X", help="requests a second (%(default)g)")
+    r.add_argument("--rate", type=above_zero, default=8.0, metavar="X", help="requests a second (%(default)g)")
     r.add_argument("--replicas", default="1,2,4", metavar="N,...", help="numbers of them (%(default)s)")
-    r.add_argument("--requests", type=positive, default=400, metavar="N", help="that arrive in all (%(default)s)")
-    r.add_argument("--prompt", type=positive, default=256, metavar="N", help="tokens of a prompt (%(default)s)")
-    r.add_argument("--answer", type=positive, default=256, metavar="N", help="tokens of an answer (%(default)s)")
-    r.add_argument("--max-batch", type=positive, default=16, metavar="N", help="of a replica (%(default)s)")
+    r.add_argument("--requests", type=whole(1), default=400, metavar="N", help="that arrive in all (%(default)s)")
+    r.add_argument("--prompt", type=whole(1), default=256, metavar="N", help="tokens of a prompt (%(default)s)")
+    r.add_argument("--answer", type=whole(1), default=256, metavar="N", help="tokens of an answer (%(default)s)")
+    r.add_argument("--max-batch", type=whole(1), default=16, metavar="N", help="of a replica (%(default)s)")
     return p
 
 
-def positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"got {text}, wanted at least 1")
+def whole(least: int, most: float = math.inf):
+    """An argument's type: whole numbers from least to most."""
+
+    def read(text: str) -> int:
+        value = int(text) if text.lstrip("-").isdecimal() else least - 1
+        if not least <= value <= most:
+            limits = f"at least {least}" if most == math.inf else f"{least} to {most}"
+            raise argparse.ArgumentTypeError(f"got {text}, wanted a whole number, {limits}")
+        return value
+
+    return read
+
+
+def above_zero(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"got {text}, wanted a number above 0")
     return value
 
 
 def statistics(args, found: Fit, draft: str, number: int) -> Statistics:
     """Of one draft, the number-th that was asked for."""
     exponent = found.exponent if args.exponent is None else args.exponent
-    if not 0 < exponent <= 20:
-        raise ValueError(f"--exponent: got {exponent:g}, wanted a number in (0, 20]")
     if args.stats:
+        if "," in args.draft:
+            raise ValueError(f"--stats: got one run for {args.draft}, wanted one draft, or --acceptance for each")
         return from_run(args.stats, exponent)
     if args.acceptance is None:
         known = published(found, args.target, draft, args.workload)
@@ -81,7 +98,7 @@ def statistics(args, found: Fit, draft: str, number: int) -> Statistics:
         values = [float(x) for x in args.acceptance.split(",")]
     except ValueError:
         values = []
-    if len(values) <= number or not all(0 <= a < 1 for a in values):
+    if len(values) != len(args.draft.split(",")) or not all(0 <= a < 1 for a in values):
         raise ValueError(f"--acceptance: got {args.acceptance}, wanted a number in [0, 1) for each draft, with commas")
     return Statistics(values[number], exponent, "--acceptance")
 
@@ -89,17 +106,13 @@ def statistics(args, found: Fit, draft: str, number: int) -> Statistics:
 def ask(args, found: Fit, constants: Constants) -> dict:
     """{"rows", "answer", and what they rest on}."""
     names, target = args.draft.split(","), model(args.target)
-    if args.context < 1:
-        raise ValueError(f"--context: got {args.context:g}, wanted at least 1 token")
-    if not args.rate > 0:
-        raise ValueError(f"--rate: got {args.rate:g}, wanted more than 0 requests a second")
-    drafts = {
-        name: (
-            Roofline(gpu(args.gpu), target, model(name, "--draft"), constants, args.gpus, args.context),
-            statistics(args, found, name, i),
-        )
-        for i, name in enumerate(names)
-    }
+    drafts = {}
+    for i, name in enumerate(names):
+        shape = model(name, "--draft")
+        if shape.vocab != target.vocab:
+            raise ValueError(f"--draft: {name} has {shape.vocab} tokens, wanted the {target.vocab} of {args.target}")
+        times = Roofline(gpu(args.gpu), target, shape, constants, args.gpus, args.context)
+        drafts[name] = times, statistics(args, found, name, i)
     times, stats = next(iter(drafts.values()))
     if not times.fits(args.batch or 1) and args.ask != "gpu":
         raise ValueError(f"--gpus: {args.target} does not fit into {args.gpus} {args.gpu}, wanted more of them")

@@ -56,7 +56,7 @@ def model(name: str, option: str = "--target") -> Shape:
     """A shape by its name, or from the config.json of a folder. Raises ValueError for what is neither."""
     if name.lower() in MODELS:
         return MODELS[name.lower()]
-    if not Path(name).is_dir():
+    if not name or not Path(name).is_dir():
         raise ValueError(f"{option}: got {name!r}, wanted a folder with a config.json or one of {', '.join(MODELS)}")
     from ssd.model.config import LlamaConfig
 

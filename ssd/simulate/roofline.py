@@ -1,6 +1,7 @@
 """Seconds of a pass of target and draft on GPUs: bytes by bandwidth or operations by matrix rate, whichever is more,
 and what a pass costs however small it is."""
 
+import math
 from dataclasses import dataclass, fields
 
 from .hardware import KERNELS_OF_LAYER, Gpu
@@ -29,7 +30,7 @@ class Constants:
             except ValueError:
                 value = -1.0
             share = name in ("bandwidth", "matrix")
-            if name not in names or not 0 <= value or (share and not 0 < value <= 1):
+            if name not in names or not 0 <= value < math.inf or (share and not 0 < value <= 1):
                 raise ValueError(
                     f"--set: got {setting!r}, wanted NAME=VALUE, one of {', '.join(names)}; bandwidth and matrix in "
                     "(0, 1], the others in seconds"
