@@ -1,11 +1,14 @@
 import itertools
 
 import backends
+import gguf
+import numpy as np
 import pytest
 import torch
 
 from ssd.kernels import embedding, linear, linear_swiglu, pack_linear
-from ssd.kernels.linear import FORMATS
+from ssd.kernels.linear import BLOCK_BYTES, FORMATS
+from ssd.kernels.linear.reference import dequantise, quantise_rows
 
 SHAPES = [(1, 1), (16, 64), (40, 100), (96, 576), (192, 65), (32, 1536)]
 SIZES = [*itertools.product(SHAPES, [1, 2, 3, 4, 7, 13]), ((64, 576), 17), ((32, 512), 130)]
@@ -34,6 +37,13 @@ def quantised(x, scale):
     return (x / scale).round().clamp(-127, 127) * scale
 
 
+def blocks_of(w, fmt):
+    """The blocks of a GGUF file, as the gguf package rounds to them."""
+    padded = torch.nn.functional.pad(w, (0, -w.shape[1] % 32)).numpy()
+    quants = gguf.quants.quantize(padded, gguf.GGMLQuantizationType[fmt.upper()])
+    return torch.from_numpy(quants).unflatten(1, (-1, BLOCK_BYTES[fmt]))
+
+
 def expected(w, x, bias, residual, fmt, quantise):
     """The definition in float64, on the values that the format keeps; quantise: of x too."""
     if fmt in ("bf16", "fp16"):
@@ -41,6 +51,8 @@ def expected(w, x, bias, residual, fmt, quantise):
     if fmt == "int8":
         w = quantised(w, (groups_of_64(w) / 127).half().float())
         x = quantised(x, groups_of_64(x) / 127) if quantise else x
+    if fmt in BLOCK_BYTES:
+        w, x = dequantise(blocks_of(w, fmt))[:, : w.shape[1]], quantise_rows(x)
     return (x.double() @ w.double().T + bias.double() + residual.double()).float()
 
 
@@ -54,8 +66,8 @@ def test_matches_definition(ops, shape, rows):
         x = x.float()
         wanted = expected(w, x, bias, residual, fmt, quantise=ops.name == "cpu")
         torch_error = ((x @ w.T + bias + residual) - (x.double() @ w.double().T + bias + residual)).abs().max()
-        # int8: values at a half may round to either side, at most a handful of steps of 1 / 127
-        bound = 0.02 if fmt == "int8" else 2 * torch_error + 2e-6
+        # x in int8: values at a half may round to either side, at most a handful of steps of 1 / 127
+        bound = 0.02 if fmt == "int8" or fmt in BLOCK_BYTES else 2 * torch_error + 2e-6
         assert got.dtype == torch.float32 and (got - wanted).abs().max() <= bound, fmt
 
 
@@ -67,12 +79,42 @@ def test_int8_is_exact_on_values_it_can_hold(ops):
     assert torch.equal(ops.linear(x, ops.pack_linear(w, "int8"), 48), x @ w.T)
 
 
+@pytest.mark.parametrize("fmt", BLOCK_BYTES)
+def test_blocks_are_those_of_a_gguf_file(fmt):
+    """Rounded as the gguf package rounds, the same numbers as it reads, and kept as they are."""
+    w = torch.randn(40, 96, generator=torch.Generator().manual_seed(0))
+    w[3], w[5, 32:64] = 0, 0.25
+    blocks = blocks_of(w, fmt)
+    assert torch.equal(pack_linear(w, fmt), pack_linear(blocks, fmt))
+    theirs = gguf.quants.dequantize(blocks.flatten(1).numpy(), gguf.GGMLQuantizationType[fmt.upper()])
+    assert np.array_equal(dequantise(blocks).numpy(), theirs)
+    step = torch.zeros(96, 96).fill_diagonal_(127)  # quantised exactly
+    torch.testing.assert_close(
+        linear(step, pack_linear(blocks, fmt), 40).T / 127, dequantise(blocks), rtol=1e-6, atol=0
+    )
+
+
+@pytest.mark.parametrize("fmt", BLOCK_BYTES)
+def test_integers_at_their_ends(fmt, isas):
+    """The largest sums that there are, in each instruction set."""
+    blocks = torch.zeros(32, 3, BLOCK_BYTES[fmt], dtype=torch.uint8)
+    scales = 4 if fmt == "q4_1" else 2
+    blocks[..., :scales].view(torch.float16)[:] = 1
+    blocks[:16, :, scales:], blocks[16:, :, scales:] = 127 if fmt == "q8_0" else 255, 129 if fmt == "q8_0" else 0
+    x = torch.tensor([[127.0], [-127.0]]).expand(2, 96).contiguous()
+    for isa in isas:
+        torch.ops.ssd.set_isa(isa)
+        assert torch.equal(linear(x, pack_linear(blocks, fmt), 32), x @ dequantise(blocks).T)
+
+
 SLICES = [(0, 1), (0, 2), (0, 3), (0, 5), (0, 6), (0, 7), (0, 12), (0, 13), (0, 64), (97, 98), (3, 40)]
 
 
 @pytest.mark.parametrize("fmt", backends.affordable(list(FORMATS), ["bf16", "int8"]))
 def test_a_row_has_the_same_bits_among_any_rows(ops, fmt):
     """Alone, and among rows that take the middle and the widest tiles."""
+    if fmt not in ops.formats:
+        pytest.skip("formats of GGUF files are the CPU's")
     n, k = (64, 576) if fmt == "bf16" else (32, 200)
     w, x, bias, residual = make(n, k, 130)
     x, packed = x.to(ops.activations(fmt)), ops.pack_linear(w, fmt)
@@ -141,8 +183,16 @@ def test_bad_arguments_are_named():
         pack_linear(w, "int4")
     with pytest.raises(ValueError, match="weight: got strides"):
         pack_linear(w.T, "fp32")
-    with pytest.raises(ValueError, match="too large for int8"):
-        pack_linear(w * 1e9, "int8")
+    for fmt in ("int8", *BLOCK_BYTES):
+        with pytest.raises(ValueError, match=f"row 0 is too large for {fmt}"):
+            pack_linear(w * 1e9, fmt)
+    for fmt in ("q4_0", "int8", "bf16"):
+        with pytest.raises(ValueError, match=r"weight: got bytes of shape \[32, 2, 20\] for format"):
+            pack_linear(torch.zeros(32, 2, 20, dtype=torch.uint8), fmt)
+    with pytest.raises(ValueError, match="row 0 has a block with a scale that is not finite"):
+        pack_linear(torch.full((32, 2, 20), 255, dtype=torch.uint8), "q4_1")
+    with pytest.raises(ValueError, match="packed: got shape"):
+        linear(x, torch.zeros(2, 2, 333, dtype=torch.uint8), 32)
     with pytest.raises(ValueError, match="x: got 63 columns"):
         linear(x[:, 1:].contiguous(), packed, 32)
     with pytest.raises(ValueError, match="n: got 64"):

@@ -32,9 +32,9 @@ struct ProbeFmaArgs {  // flops[rank]: operations done; result keeps them from b
   double* flops;
 };
 
-struct RowGroup {  // 64 inputs of a row in int8
-  float scale;
-  int32_t base;  // -128 times their sum
+struct RowGroup {  // inputs of a row in int8 that share a scale
+  float scale, moment;  // moment: scale times the sum of the integers
+  int32_t base;         // their sum times -128, or -8 for q4_0, 0 for q4_1
 };
 
 struct LinearArgs {  // y = x W^T (+ bias) (+ residual); swiglu: silu(gate) * up, y of n / 2 columns
@@ -43,8 +43,8 @@ struct LinearArgs {  // y = x W^T (+ bias) (+ residual); swiglu: silu(gate) * up
   const float* bias;      // [n] or null
   const float* residual;  // like y, or null
   float* y;               // [rows, n] or [rows, n / 2]
-  int8_t* xq;             // scratch of int8: [rows, groups, 64]
-  RowGroup* xs;           // scratch of int8: [rows, groups]
+  int8_t* xq;             // scratch of quantised weights: [rows, padded(k)]
+  RowGroup* xs;           // the same: [rows, groups]
   int64_t rows, n, k;
   Format format;
   bool swiglu;

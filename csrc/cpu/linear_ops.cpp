@@ -1,6 +1,5 @@
-// CPU registration of pack_linear, linear, linear_swiglu and embedding.
+// CPU registration of linear, linear_swiglu and embedding.
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include "linear_ops.h"
@@ -12,13 +11,16 @@ LinearArgs linear_args(const char* x, const char* name, int64_t rows, int64_t k,
   const auto type = packed.scalar_type();
   SSD_CHECK_TYPE(type == at::kFloat || type == at::kBFloat16 || type == at::kByte, name, ": got dtype ", type,
                  ", wanted the result of pack_linear");
-  SSD_CHECK(packed.dim() == 3 && packed.is_contiguous(), name, ": got shape ", packed.sizes(),
-            ", wanted the result of pack_linear");
-  const auto format = type == at::kFloat ? Format::fp32 : type == at::kBFloat16 ? Format::bf16 : Format::int8;
-  const bool int8 = format == Format::int8;
+  const bool bytes = type == at::kByte;
+  auto format = type == at::kFloat ? Format::fp32 : Format::bf16;
+  if (bytes && packed.dim() == 3)
+    for (auto f : {Format::int8, Format::q8_0, Format::q4_0, Format::q4_1})
+      if (packed.size(2) == group_bytes(f)) format = f;
+  SSD_CHECK(packed.dim() == 3 && packed.is_contiguous() && quantised(format) == bytes, name, ": got shape ",
+            packed.sizes(), ", wanted the result of pack_linear");
   SSD_CHECK(n > 0 && packed.size(0) == panels(n), "n: got ", n, ", wanted the outputs of ", name, ", which has ",
             packed.size(0), " panels of 16");
-  SSD_CHECK(packed.size(1) == (int8 ? groups(k) : k) && packed.size(2) == (int8 ? kGroupBytes : kPanel), x, ": got ", k,
+  SSD_CHECK(packed.size(1) == (bytes ? groups(k, format) : k) && (bytes || packed.size(2) == kPanel), x, ": got ", k,
             " columns, wanted as many as ", name, " (shape ", packed.sizes(), ") has inputs");
   SSD_CHECK(!swiglu || n % 32 == 0, "n: got ", n, ", wanted a multiple of 32 (gate and up in blocks of 16)");
   LinearArgs a{};
@@ -30,6 +32,14 @@ LinearArgs linear_args(const char* x, const char* name, int64_t rows, int64_t k,
   a.w = packed.const_data_ptr();
   a.rows = rows, a.n = n, a.k = k, a.format = format, a.swiglu = swiglu;
   return a;
+}
+
+RowScratch::RowScratch(int64_t rows, int64_t k)
+    : quants(at::empty({rows * padded(k)}, at::kChar)),
+      groups(at::empty({rows * padded(k) / 32 * int64_t(sizeof(RowGroup))}, at::kByte)) {}
+
+void RowScratch::lend(LinearArgs& a) const {
+  a.xq = quants.mutable_data_ptr<int8_t>(), a.xs = (RowGroup*)groups.mutable_data_ptr();
 }
 
 void embed(const at::Tensor& ids, const at::Tensor& table, float* out, Team& team) {
@@ -59,55 +69,6 @@ void check_embedding(const at::Tensor& ids, const at::Tensor& table) {
 
 namespace {
 using at::Tensor;
-using ssd::kGroup, ssd::kGroupBytes, ssd::kPanel;
-
-void pack_bf16(const float* w, int64_t n, int64_t k, ssd::bf16* out) {
-  for (int64_t i = 0; i < n; ++i)
-    for (int64_t j = 0; j < k; ++j)
-      out[(i / kPanel * k + j) * kPanel + i % 8 * 2 + i % kPanel / 8] = ssd::to_bf16(w[i * k + j]);
-}
-
-void pack_int8(const float* w, int64_t n, int64_t k, uint8_t* out) {
-  const int64_t n_groups = ssd::groups(k);
-  for (int64_t i = 0; i < n; ++i)
-    for (int64_t g = 0; g < n_groups; ++g) {
-      uint8_t* block = out + (i / kPanel * n_groups + g) * kGroupBytes;
-      const int64_t k0 = g * kGroup, k1 = std::min(k, k0 + kGroup);
-      float top = 0;
-      for (int64_t j = k0; j < k1; ++j) top = std::max(top, std::abs(w[i * k + j]));
-      const ssd::fp16 scale = ssd::to_fp16(top / 127.f);
-      SSD_CHECK((scale.bits & 0x7fff) < 0x7c00, "weight: row ", i, " has a magnitude of ", top,
-                ", too large for int8 with an fp16 scale");
-      std::memcpy(block + kGroup * kPanel + i % kPanel * 2, &scale, 2);
-      const float s = ssd::to_float(scale);
-      for (int64_t j = k0; j < k1 && s > 0; ++j) {
-        const float q = std::nearbyint(std::min(127.f, std::max(-127.f, w[i * k + j] / s)));
-        block[(j - k0) / 4 * 64 + i % kPanel * 4 + (j - k0) % 4] = uint8_t(int8_t(q));
-      }
-    }
-}
-
-Tensor pack_linear(const Tensor& weight, c10::string_view format) {
-  ssd::check_dense(weight, "weight", at::kFloat, 2);
-  const int64_t n = weight.size(0), k = weight.size(1), p = ssd::panels(n);
-  const float* w = weight.const_data_ptr<float>();
-  if (format == "fp32") {
-    Tensor out = at::zeros({p, k, kPanel}, at::kFloat);
-    float* o = out.mutable_data_ptr<float>();
-    for (int64_t i = 0; i < n; ++i)
-      for (int64_t j = 0; j < k; ++j) o[(i / kPanel * k + j) * kPanel + i % kPanel] = w[i * k + j];
-    return out;
-  }
-  if (format == "bf16") {
-    Tensor out = at::zeros({p, k, kPanel}, at::kBFloat16);
-    pack_bf16(w, n, k, (ssd::bf16*)out.mutable_data_ptr());
-    return out;
-  }
-  SSD_CHECK(format == "int8", "format: got '", format, "', wanted 'fp32', 'bf16' or 'int8'");
-  Tensor out = at::zeros({p, ssd::groups(k), kGroupBytes}, at::kByte);
-  pack_int8(w, n, k, out.mutable_data_ptr<uint8_t>());
-  return out;
-}
 
 Tensor run_linear(const Tensor& x, const Tensor& packed, int64_t n, const std::optional<Tensor>& bias,
                   const std::optional<Tensor>& residual, bool swiglu) {
@@ -120,11 +81,10 @@ Tensor run_linear(const Tensor& x, const Tensor& packed, int64_t n, const std::o
               ", wanted [", a.rows, ", ", columns, "]");
     a.residual = residual->const_data_ptr<float>();
   }
-  const int64_t scratch = a.format == ssd::Format::int8 ? a.rows * ssd::groups(a.k) : 0;
-  Tensor y = at::empty({a.rows, columns}, at::kFloat), xq = at::empty({scratch * kGroup}, at::kChar);
-  Tensor xs = at::empty({scratch * int64_t(sizeof(ssd::RowGroup))}, at::kByte);
+  Tensor y = at::empty({a.rows, columns}, at::kFloat);
   a.x = x.const_data_ptr<float>(), a.y = y.mutable_data_ptr<float>();
-  a.xq = xq.mutable_data_ptr<int8_t>(), a.xs = (ssd::RowGroup*)xs.mutable_data_ptr();
+  const ssd::RowScratch scratch(ssd::quantised(a.format) ? a.rows : 0, a.k);
+  scratch.lend(a);
   ssd::pool().run([&](ssd::Team& team) { ssd::kernels().linear(a, team); });
   return y;
 }
@@ -148,7 +108,6 @@ Tensor embedding(const Tensor& ids, const Tensor& table) {
 }  // namespace
 
 TORCH_LIBRARY_IMPL(ssd, CPU, m) {
-  m.impl("pack_linear", pack_linear);
   m.impl("linear", linear);
   m.impl("linear_swiglu", linear_swiglu);
   m.impl("embedding", embedding);

@@ -11,6 +11,12 @@ namespace ssd {
 LinearArgs linear_args(const char* x, const char* name, int64_t rows, int64_t k, const at::Tensor& packed, int64_t n,
                        const std::optional<at::Tensor>& bias, bool swiglu);
 
+struct RowScratch {  // of rows of at most k inputs, for every LinearArgs that works on them in turn
+  at::Tensor quants, groups;
+  RowScratch(int64_t rows, int64_t k);
+  void lend(LinearArgs& a) const;
+};
+
 void check_embedding(const at::Tensor& ids, const at::Tensor& table);
 void embed(const at::Tensor& ids, const at::Tensor& table, float* out, Team& team);
 

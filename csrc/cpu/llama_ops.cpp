@@ -83,9 +83,7 @@ std::tuple<Tensor, Tensor> llama_forward(const Tensor& ids, const Tensor& positi
   Tensor features = fresh({rows, n_features * hidden});
   Tensor embedded = x, entering = normed;  // of a feature draft: embeddings, and both halves of the first layer's input
   if (hidden_in) embedded = fresh({rows, hidden}), entering = fresh({rows, 2 * hidden});
-  const int64_t groups = std::max(rows, n_logits) * ssd::groups(std::max({entering.size(1), heads * d, inner_padded}));
-  Tensor xq = at::empty({groups * ssd::kGroup}, at::kChar);
-  Tensor xs = at::empty({groups * int64_t(sizeof(ssd::RowGroup))}, at::kByte);
+  const ssd::RowScratch scratch(std::max(rows, n_logits), std::max({entering.size(1), heads * d, inner_padded}));
 
   std::vector<Layer> todo;
   todo.reserve(n_layers);
@@ -103,15 +101,14 @@ std::tuple<Tensor, Tensor> llama_forward(const Tensor& ids, const Tensor& positi
     l.mlp_norm = norm_args(w[5], x, normed, eps);
     l.gate_up = layer_linear("gate_up", normed, w[6], w[7], inner, 2 * inner_padded, true, false);
     l.down = layer_linear("down", inner, w[8], w[9], x, hidden, false, true);
-    for (auto* a : {&l.qkv, &l.o, &l.gate_up, &l.down})
-      a->xq = xq.mutable_data_ptr<int8_t>(), a->xs = (ssd::RowGroup*)xs.mutable_data_ptr();
+    for (auto* a : {&l.qkv, &l.o, &l.gate_up, &l.down}) scratch.lend(*a);
     todo.push_back(l);
   }
   std::optional<ssd::RmsNormArgs> hidden_args;
   if (hidden_in) hidden_args = norm_args(*hidden_norm, *hidden_in, entering, eps, hidden);
   const auto final_norm = norm_args(norm, last, last_normed, eps);
   auto head = layer_linear("lm_head", last_normed, lm_head, Tensor(at::empty({0}, at::kFloat)), logits, vocab, false, false);
-  head.xq = xq.mutable_data_ptr<int8_t>(), head.xs = (ssd::RowGroup*)xs.mutable_data_ptr();
+  scratch.lend(head);
 
   auto& pool = ssd::pool();
   const auto& kernel = ssd::kernels();
