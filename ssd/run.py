@@ -14,6 +14,7 @@ from ssd import sampling_options
 from ssd.jsonl import read_lines
 
 DEFAULT_TARGET = "SmolLM2-135M-Instruct"
+DTYPES = ("bf16", "int8", "q4", "fp32")
 SPECULATION = (
     "mode",
     "draft",
@@ -64,14 +65,14 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--branches", type=int, default=12, metavar="N", help="outcomes that ssd prepares for (%(default)s)")
     p.add_argument("--fan-out", type=int, metavar="N", help="bonus tokens at every node (--branches, shared out)")
     p.add_argument("--draft-threads", metavar="N|CORES", help="of ssd's draft, as --threads (the last core)")
-    p.add_argument("--draft-dtype", choices=("bf16", "int8", "fp32"), help="weights of the draft (int8)")
+    p.add_argument("--draft-dtype", choices=DTYPES, help="weights of the draft (int8)")
     p.add_argument(
         "--verify", choices=("coupled", "rejection"), default="coupled",
         help="coupled gives the tokens of plain decoding, rejection others of the same distribution (%(default)s)",
     )  # fmt: skip
     p.add_argument("--saguaro", type=float, default=1.0, metavar="C", help="with rejection, in [0, 1]; 1 is off (1)")
-    p.add_argument("--target", default=DEFAULT_TARGET, help="folder or hub id of the model (%(default)s)")
-    p.add_argument("--dtype", choices=("bf16", "int8", "fp32"), default="bf16", help="weights (%(default)s)")
+    p.add_argument("--target", default=DEFAULT_TARGET, help="folder, GGUF file or hub id of the model (%(default)s)")
+    p.add_argument("--dtype", choices=DTYPES, help="weights (bf16; q4 of a GGUF file of four bits)")
     sampling_options.add(p)
     p.add_argument("--batch", type=int, metavar="N", help="prompts of a file that decode together (8)")
     p.add_argument("--kv-tokens", type=int, metavar="N", help="size of the KV cache (32768, or one context)")

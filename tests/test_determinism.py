@@ -5,7 +5,8 @@ import torch
 from model_helpers import one_request, save_tiny
 
 from ssd.model.batch import Batch
-from ssd.model.llama import DTYPES, Llama
+from ssd.model.llama import Llama
+from ssd.model.source import DTYPES
 
 
 @pytest.fixture(scope="module", params=[*(("Llama", dtype) for dtype in DTYPES), ("Qwen3", "int8")], ids="-".join)

@@ -34,7 +34,7 @@ def answers(model, tokenizer, **options):
     return [(o.text, o.token_ids, o.logprobs, o.finish_reason) for o in outputs]
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "int8", "fp32"])
+@pytest.mark.parametrize("dtype", ["bf16", "int8", "q4", "fp32"])
 def test_batch_chunks_and_threads_change_nothing(dtype, folder, threads):
     model, tokenizer = Llama.load(folder, dtype), Tokenizer(folder)
     want = answers(model, tokenizer, max_batch=1, threads=1)

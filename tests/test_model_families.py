@@ -7,7 +7,8 @@ import torch
 from model_helpers import one_request, one_tree, relative_error, save_tiny
 
 from ssd.model.config import LlamaConfig
-from ssd.model.llama import DTYPES, Llama
+from ssd.model.llama import Llama
+from ssd.model.source import DTYPES
 
 pytest.importorskip("transformers")
 SHARED = dict(num_attention_heads=14, num_key_value_heads=2, hidden_size=224, head_dim=16)
@@ -56,7 +57,7 @@ def test_a_tree_equals_its_single_steps_and_the_composition_one_call(tmp_path, f
     kv, other = model.new_kv_cache(4), model.new_kv_cache(4)
     first = model.forward(one_request(prompt), kv)
     error, _ = relative_error(first, theirs(prompt[None]).logits[0])
-    assert error <= {"fp32": 1e-5, "bf16": 0.03, "int8": 0.1}[dtype]
+    assert error <= {"fp32": 1e-5, "bf16": 0.03, "int8": 0.1, "q4": 0.6}[dtype]
     assert torch.equal(model.forward_composed(one_request(prompt), other), first)
     tree = one_tree(nodes, PARENTS, 20)
     got = model.forward(tree, kv)

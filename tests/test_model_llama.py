@@ -69,7 +69,7 @@ def test_old_rope_scaling_spelling_and_shards(tmp_path):
     assert torch.equal(*(m.forward(one_request(ids), m.new_kv_cache(2)) for m in (one, other)))
 
 
-@pytest.mark.parametrize("dtype,tolerance", [("bf16", 0.02), ("int8", 0.05)])
+@pytest.mark.parametrize("dtype,tolerance", [("bf16", 0.02), ("int8", 0.05), ("q4", 0.3)])
 @torch.no_grad()
 def test_other_formats_are_near(tmp_path, dtype, tolerance):
     theirs = save_tiny(tmp_path)
@@ -81,7 +81,7 @@ def test_other_formats_are_near(tmp_path, dtype, tolerance):
     assert 0 < error <= tolerance
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8", "q4"])
 @torch.no_grad()
 def test_a_batch_equals_its_members(tmp_path, dtype):
     """Bitwise: two requests of unequal length in one call with pages in disorder, each alone, and token by token."""

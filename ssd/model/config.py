@@ -24,6 +24,7 @@ class Rope:
     beta_slow: float = 1.0
     attention_factor: float = 1.0  # of cos and sin
     truncate: bool = True
+    period_factors: tuple[float, ...] | None = None  # by which the period of each pair of dimensions is longer
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ import torch
 
 from .. import kernels
 from .config import LlamaConfig, read_json
-from .llama import DTYPES, Llama
+from .llama import Llama
 from .rope import rope_tables
+from .source import checked_dtype, open_model, packing
 from .weights import Checkpoint, load_weights, tensor_shapes
 
 EAGLE3 = "LlamaForCausalLMEagle3"
@@ -42,14 +43,16 @@ class Draft(Llama):
 
         Raises ValueError (one sentence) as Llama.load does, and where draft and target do not fit together.
         """
-        if dtype not in DTYPES:
-            raise ValueError(f"dtype: got {dtype!r}, wanted one of {', '.join(DTYPES)}")
         folder, wide = Path(folder), target.config
         device = target.device if device is None else torch.device(device)
+        dtype = checked_dtype(folder, dtype, device)
         raw = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
         eagle = raw.get("architectures") == [EAGLE3]
-        config = LlamaConfig.from_dict(raw | {"architectures": None, "model_type": "llama"}) if eagle else None
-        config = config or LlamaConfig.from_folder(folder)
+        if eagle:
+            config = LlamaConfig.from_dict(raw | {"architectures": None, "model_type": "llama"})
+            checkpoint = Checkpoint(folder, llama_name)
+        else:
+            config, checkpoint = open_model(folder, dtype)
         fewer = wide.vocab_size - config.vocab_size
         if not 0 <= fewer <= PADDING:
             raise ValueError(
@@ -57,7 +60,6 @@ class Draft(Llama):
                 f"{wide.vocab_size}, or a little less of its padding"
             )
         layers = feature_layers(folder, raw, wide.num_layers, eagle)
-        checkpoint = Checkpoint(folder, llama_name if eagle else str)
         outputs = raw.get("draft_vocab_size") or config.vocab_size
         shapes = draft_shapes(config, checkpoint, outputs, bool(layers), len(layers) * wide.hidden_size)
         embedding_dtype = torch.float32 if dtype == "fp32" else torch.bfloat16
@@ -71,10 +73,8 @@ class Draft(Llama):
             embedding = target.weights.embedding.to(device, embedding_dtype)
             shapes.pop(EMBEDDING)
 
-        def pack(w):
-            return kernels.pack_linear(w.to(device), dtype)
-
-        weights = load_weights(config, checkpoint, pack, embedding_dtype, shapes, embedding)
+        pack, pack_head = packing(dtype, device)
+        weights = load_weights(config, checkpoint, pack, embedding_dtype, shapes, embedding, pack_head)
         if embedding is None and fewer:
             weights.embedding = torch.nn.functional.pad(weights.embedding, (0, 0, 0, fewer))
         config = replace(config, vocab_size=wide.vocab_size)

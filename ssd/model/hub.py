@@ -33,22 +33,29 @@ REASONS = {  # by errors of huggingface_hub
 
 
 def resolve(target: str | Path | None = None, progress: bool = True) -> Path:
-    """The folder of a model, fetched where need be.
+    """The folder or GGUF file of a model, fetched where need be.
 
-    target: None or DEFAULT_TARGET; a folder; an id such as "org/name" or "org/name@revision", for which
-    huggingface_hub must be installed: its cache and its environment variables count, so HF_HUB_OFFLINE=1 asks nobody.
+    target: None or DEFAULT_TARGET; a folder, or a file *.gguf; an id such as "org/name" or "org/name@revision", for
+    which huggingface_hub must be installed: its cache and its environment variables count, so HF_HUB_OFFLINE=1 asks
+    nobody.
     progress: show progress bars on stderr. Raises ValueError for a target that there is not, OSError when it could
     not be fetched or stored; one sentence each.
     """
     if target is None or str(target) == DEFAULT_TARGET and not Path(target).is_dir():
         return default_target(progress)
-    if Path(target).is_dir():
+    if Path(target).is_dir() or is_gguf(target):
         return Path(target)
     if Path(target).exists():
-        raise ValueError(f"target {str(target)!r} is a file: wanted the folder of a model")
+        raise ValueError(f"target {str(target)!r} is a file: wanted the folder of a model, or a file *.gguf")
+    if str(target).endswith(".gguf"):
+        raise ValueError(f"no such file: {target}")
     if found := re.fullmatch(HUB_ID, str(target)):
         return from_hub(**found.groupdict())
     raise ValueError(f"no such folder: {target}")
+
+
+def is_gguf(target: str | Path) -> bool:
+    return Path(target).suffix == ".gguf" and Path(target).is_file()
 
 
 def from_hub(name: str, revision: str | None = None) -> Path:

@@ -10,9 +10,8 @@ from .batch import Batch
 from .config import LlamaConfig
 from .kv_cache import KVCache
 from .rope import rope_tables
+from .source import checked_dtype, open_model, packing
 from .weights import BLOCK, LayerWeights, load_weights
-
-DTYPES = ("bf16", "fp32", "int8")
 
 
 class Llama:
@@ -35,29 +34,30 @@ class Llama:
     @classmethod
     def load(
         cls,
-        folder: str | Path,
-        dtype: str = "bf16",
+        source: str | Path,
+        dtype: str | None = "bf16",
         max_positions: int | None = None,
         device: str | torch.device = "cpu",
         flash_prefill: bool = False,
     ) -> "Llama":
-        """The model of a folder with config.json and *.safetensors.
+        """The model of a folder with config.json and *.safetensors, or of a GGUF file.
 
-        dtype: "bf16", "fp32" or "int8", the format of the weights in memory. max_positions: longest sequence in
-        tokens (default: what the checkpoint allows). device: where weights, tables and KV caches are.
+        dtype: "bf16", "fp32", "int8" or "q4" (four bits in blocks; on the CPU), the format of the weights in memory;
+        None is q4 for a GGUF file of four bits, else bf16. max_positions: longest sequence in tokens (default: what
+        the checkpoint allows). device: where weights, tables and KV caches are.
         flash_prefill: the package flash-attn for prompts of more than 64 rows a pass, on CUDA; their bits then depend
         on how they were cut into chunks, and so may what is sampled. Raises ValueError (one sentence) on an unfit
         dtype, folder, configuration or checkpoint, and where flash-attn was asked for and cannot run.
         """
-        if dtype not in DTYPES:
-            raise ValueError(f"dtype: got {dtype!r}, wanted one of {', '.join(DTYPES)}")
+        device = torch.device(device)
+        dtype = checked_dtype(source, dtype, device)
         if flash_prefill and dtype == "fp32":
             raise ValueError("flash_prefill: got dtype 'fp32', wanted bf16 or int8, whose KV cache has 16 bits")
-        call = flash.function(torch.device(device)) if flash_prefill else None
-        config = LlamaConfig.from_folder(folder)
+        call = flash.function(device) if flash_prefill else None
+        config, checkpoint = open_model(source, dtype)
         embedding_dtype = torch.float32 if dtype == "fp32" else torch.bfloat16
-        device = torch.device(device)
-        weights = load_weights(config, folder, lambda w: kernels.pack_linear(w.to(device), dtype), embedding_dtype)
+        pack, pack_head = packing(dtype, device)
+        weights = load_weights(config, checkpoint, pack, embedding_dtype, pack_head=pack_head)
         if device.type != "cpu":
             weights.move(device, embedding_dtype)
         model = cls(config, weights, *(t.to(device) for t in rope_tables(config, max_positions)), dtype)

@@ -25,6 +25,8 @@ def inverse_frequencies(config: LlamaConfig, positions: torch.Tensor) -> torch.T
     rope, dim = config.rope, config.head_dim
     exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
     plain = 1.0 / rope.theta**exponents
+    if rope.period_factors:
+        plain = plain / torch.tensor(rope.period_factors)
     if rope.type == "linear":
         return plain / rope.factor
     if rope.type == "dynamic":

@@ -11,20 +11,32 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from .config import read_json
 from .detokenizer import Detokenizer, TokenBytes
+from .hub import is_gguf
 
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class Tokenizer:
-    """tokenizer.json with what tokenizer_config.json (and chat_template.jinja) add to it.
+    """tokenizer.json with what tokenizer_config.json (and chat_template.jinja) add to it; or that of a GGUF file.
 
     Which of BOS and EOS a text gets is up to the post-processor of tokenizer.json, as in transformers 5, which
     pays no heed to add_bos_token and add_eos_token beside it.
-    Raises ValueError that names the file: no tokenizer.json, one that tokenizers cannot read, broken JSON.
+    Raises ValueError that names the file: no tokenizer.json, one that tokenizers cannot read, broken JSON; of a GGUF
+    file a tokenizer of another kind.
     """
 
-    def __init__(self, folder: str | Path):
-        folder = Path(folder)
+    def __init__(self, source: str | Path):
+        if is_gguf(source):
+            from .gguf_file import GGUFFile  # the package gguf loads slowly
+            from .gguf_tokenizer import read_tokenizer
+
+            self.backend, self.special_tokens, self.chat_template = read_tokenizer(GGUFFile(source))
+        else:
+            self._read_folder(Path(source))
+        self._template = None
+        self._bytes = TokenBytes(self.backend)
+
+    def _read_folder(self, folder: Path) -> None:
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise ValueError(f"no tokenizer.json in {folder}")
@@ -39,8 +51,6 @@ class Tokenizer:
         self.special_tokens = {k: text for k in SPECIAL if (text := content(special.get(k))) is not None}
         self._add_tokens(config)
         self.chat_template = read_template(folder, config)
-        self._template = None
-        self._bytes = TokenBytes(self.backend)
 
     def _add_tokens(self, config: dict) -> None:
         """Those that only tokenizer_config.json knows of."""

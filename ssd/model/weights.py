@@ -88,7 +88,7 @@ class Checkpoint:
         file, stored = self.where[name]
         if file.shape(stored) != list(shape):
             raise ValueError(
-                f"tensor {stored} in {file.path}: got shape {file.shape(stored)}, wanted {list(shape)} by config.json"
+                f"tensor {stored} in {file.path}: got shape {file.shape(stored)}, wanted {list(shape)} by its config"
             )
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -100,6 +100,11 @@ class Checkpoint:
         if not total.isfinite() and not tensor.isfinite().all():
             raise ValueError(f"tensor {stored} in {file.path} holds NaN or infinite values")
         return tensor
+
+    def matrices(self, names: list[str], shapes: list[tuple[int, ...]]) -> list[torch.Tensor]:
+        """Weights that are packed as one, checked: floats [N, K], or all of them blocks of one format of GGUF files,
+        uint8 [N, K / 32, bytes]."""
+        return [self.tensor(*pair) for pair in zip(names, shapes, strict=True)]
 
 
 def tensor_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
@@ -149,15 +154,16 @@ def concatenated(parts: list[torch.Tensor]) -> Rows:
 
 
 def pack_rows(rows: Rows, n: int, pack: Pack, arena: Arena) -> torch.Tensor:
-    """pack of float32 rows(0, n), a few rows at a time: the first dimension of a packed weight counts panels of 16.
+    """pack of rows(0, n), float32 or blocks, a few at a time.
 
-    On the CPU the result lies in the arena.
+    The first dimension of a packed weight counts panels of 16. On the CPU the result lies in the arena.
     """
-    k = rows(0, 1).shape[1]
-    step = max(2 * BLOCK, CHUNK // k // (2 * BLOCK) * 2 * BLOCK)
+    first = rows(0, 1)
+    step = max(2 * BLOCK, CHUNK // first.numel() // (2 * BLOCK) * 2 * BLOCK)
     packed = None
     for i in range(0, n, step):
-        part = pack(rows(i, min(i + step, n)).float().contiguous())
+        part = rows(i, min(i + step, n))
+        part = pack((part if first.dtype == torch.uint8 else part.float()).contiguous())
         if packed is None:
             shape = (-(-n // BLOCK), *part.shape[1:])
             packed = arena.empty(shape, part.dtype) if part.device.type == "cpu" else part.new_empty(shape)
@@ -172,11 +178,13 @@ def load_weights(
     embedding_dtype: torch.dtype = torch.float32,
     shapes: dict[str, tuple[int, ...]] | None = None,
     embedding: torch.Tensor | None = None,
+    pack_head: Pack | None = None,
 ) -> Weights:
     """Reads and packs a checkpoint; all names and shapes are checked before the first tensor is read.
 
-    pack: float32 [N, K] -> packed weight; shapes: tensor_shapes(config) unless given; embedding: used in place of the
-    checkpoint's. Raises ValueError as Checkpoint does.
+    pack: float32 [N, K] or blocks -> packed weight; pack_head: that of the output matrix, where it differs; shapes:
+    tensor_shapes(config) unless given; embedding: used in place of the checkpoint's. Raises ValueError as Checkpoint
+    does.
     """
     checkpoint = source if isinstance(source, Checkpoint) else Checkpoint(source)
     shapes, folder, arena = shapes or tensor_shapes(config), checkpoint.folder, Arena()
@@ -192,17 +200,22 @@ def load_weights(
     def vector(*names, join=torch.cat):
         return join([get(name).float() for name in names]) if names[0] in shapes else None
 
-    def packed(*names):
-        parts = [get(name) for name in names]
+    def matrices(*names):
+        return checkpoint.matrices(names, [shapes[name] for name in names])
+
+    def packed(*names, pack=pack):
+        parts = matrices(*names)
         return pack_rows(concatenated(parts), sum(map(len, parts)), pack, arena)
 
-    def packed_pair(gate, up):
-        gate, up = get(gate), get(up)
+    def packed_pair(*names):
+        gate, up = matrices(*names)
         n = 2 * (len(gate) + -len(gate) % BLOCK)
         return pack_rows(lambda i, j: interleave(gate[i // 2 : -(-j // 2)], up[i // 2 : -(-j // 2)]), n, pack, arena)
 
     def packed_down(name):
-        down = get(name)
+        (down,) = matrices(name)
+        if down.dtype == torch.uint8:
+            return pack_rows(concatenated([down]), len(down), pack, arena)
         return pack_rows(lambda i, j: pad_rows(down[i:j].T).T, len(down), pack, arena)
 
     def layer(i):
@@ -225,7 +238,8 @@ def load_weights(
         )
 
     # the largest first, while little else is in memory
-    lm_head = packed("model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight")
+    head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
+    lm_head = packed(head, pack=pack_head or pack)
     if embedding is None:
         embedding = get("model.embed_tokens.weight").to(embedding_dtype, copy=True)
     layers = [layer(i) for i in range(config.num_layers)]

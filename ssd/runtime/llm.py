@@ -29,13 +29,13 @@ Prompt = str | list[int] | list[dict]
 class LLM:
     """A model ready to answer.
 
-    target: a folder, or the id of a model; None is the default target. dtype: "bf16", "int8" or "fp32" weights.
-    options: fields of EngineOptions and of SpeculationOptions. Calls may come from several threads; they take turns,
-    pass by pass. Raises ValueError or TypeError naming the argument, OSError where files cannot be read, MemoryError
-    where the KV cache does not fit.
+    target: a folder or GGUF file, or the id of a model; None is the default target. dtype: "bf16", "int8", "fp32" or
+    "q4" weights; None is q4 for a GGUF file of four bits, else bf16. options: fields of EngineOptions and of
+    SpeculationOptions. Calls may come from several threads; they take turns, pass by pass. Raises ValueError or
+    TypeError naming the argument, OSError where files cannot be read, MemoryError where the KV cache does not fit.
     """
 
-    def __init__(self, target: str | None = None, dtype: str = "bf16", **options):
+    def __init__(self, target: str | None = None, dtype: str | None = None, **options):
         from ssd.model import hub
         from ssd.model.llama import Llama
         from ssd.model.tokenizer import Tokenizer
@@ -116,6 +116,7 @@ class LLM:
             "seed": self.options.seed,
             "num_threads": torch.ops.ssd.num_threads(),
             "isa": torch.ops.ssd.isa(),
+            "dtype": self.engine.model.dtype,
         }
 
     def generate(

@@ -1,0 +1,69 @@
+"""A model as it is stored, a folder or a GGUF file, and the form in which its weights are kept in memory."""
+
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from .. import kernels
+from .config import LlamaConfig
+from .hub import is_gguf
+from .weights import Checkpoint
+
+DTYPES = ("bf16", "fp32", "int8", "q4")
+FORMATS = {18: "q4_0", 20: "q4_1", 34: "q8_0"}  # of GGUF files, by the bytes of a block
+
+
+def checked_dtype(source: str | Path, dtype: str | None, device: torch.device) -> str:
+    """dtype, or where it is None q4 for a GGUF file that is mostly in four bits, else bf16; q4 is of the CPU.
+
+    Raises ValueError on another one, and for q4 on another device.
+    """
+    if dtype is None:
+        if device.type != "cpu" or not is_gguf(source):
+            return "bf16"
+        from .gguf_file import GGUFFile  # the package gguf loads slowly
+        from .gguf_weights import mostly_four_bits
+
+        return "q4" if mostly_four_bits(GGUFFile(source)) else "bf16"
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype: got {dtype!r}, wanted one of {', '.join(DTYPES)}")
+    if dtype == "q4" and device.type != "cpu":
+        raise ValueError(f"dtype: q4 is of the CPU, wanted bf16, int8 or fp32 on {device}")
+    return dtype
+
+
+def open_model(source: str | Path, dtype: str) -> tuple[LlamaConfig, Checkpoint]:
+    """Configuration and weights. For q4 blocks of a GGUF file are kept; also of one of four bits in the folder.
+
+    Raises ValueError as LlamaConfig.from_folder and Checkpoint do, for a GGUF file as GGUFFile and llama_config do.
+    """
+    if is_gguf(source):
+        from .gguf_config import llama_config
+        from .gguf_file import GGUFFile
+        from .gguf_weights import GGUFCheckpoint
+
+        file = GGUFFile(source)
+        config = llama_config(file)
+        return config, GGUFCheckpoint(file, config, dtype == "q4")
+    config = LlamaConfig.from_folder(source)
+    if dtype == "q4":
+        from .gguf_file import GGUFFile
+        from .gguf_weights import GGUFCheckpoint, mostly_four_bits
+
+        files = [file for path in sorted(Path(source).glob("*.gguf")) if mostly_four_bits(file := GGUFFile(path))]
+        if len(files) == 1:
+            return config, GGUFCheckpoint(files[0], config, True)
+    return config, Checkpoint(source)
+
+
+def packing(dtype: str, device: torch.device):
+    """pack and pack_head of load_weights. q4 keeps blocks as they are; other weights become Q4_1, the head Q8_0."""
+
+    def pack(weight, format=dtype):
+        return kernels.pack_linear(weight.to(device), format)
+
+    def pack_q4(weight, floats):
+        return pack(weight, FORMATS[weight.shape[2]] if weight.dtype == torch.uint8 else floats)
+
+    return (partial(pack_q4, floats="q4_1"), partial(pack_q4, floats="q8_0")) if dtype == "q4" else (pack, pack)
