@@ -5,7 +5,8 @@ One measurement is a pass over all linear layers of the default target (30 layer
 the four of a decoder layer, in fp32 only with --full; with --shape one over copies of that matrix. `rows`: shape,
 format, cores, rows (of the input), microseconds (of a pass), gb_per_s (packed bytes), gflop_per_s, bandwidth_fraction
 (of what a plain read of as many bytes reached in the same rounds), baselines (times as long as torch's linear takes;
-none when the check fails), check.
+none when the check fails), check. Format q4 is that of a GGUF file of four bits: q4_1 in the layers, q8_0 in the last
+matrix.
 """
 
 import argparse
@@ -13,10 +14,12 @@ import itertools
 import sys
 from math import ceil
 
+import gguf
 import torch
 import torch.nn.functional as F
 
 from ssd.kernels import library
+from ssd.kernels.linear import BLOCK_BYTES
 from ssd.model.memory import Arena
 
 from . import plots, results
@@ -29,17 +32,32 @@ from .worker import Worker
 library.load()
 
 WHOLE = "SmolLM2-135M"  # the model of which a pass has all layers
-PEER = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.bfloat16}  # torch's nearest linear
-INT8_ERROR = 0.02  # relative, weights and activations both rounded to eight bits in groups
+PEER = {"fp32": torch.float32} | dict.fromkeys(("bf16", "int8", "q4", *BLOCK_BYTES), torch.bfloat16)  # nearest of torch
+INT8_ERROR = 0.02  # relative, of activations in groups of eight bits, and of weights in int8
 
 
 def error(y: torch.Tensor, exact: torch.Tensor) -> float:
     return float((y.double() - exact).norm() / exact.norm())
 
 
+def format_of(format: str, n: int) -> str:
+    """Of a matrix with so many outputs."""
+    heads = {m.vocab for m in MODELS.values()}
+    return format if format != "q4" else "q8_0" if n in heads else "q4_1"
+
+
+def as_stored(weight: torch.Tensor, format: str) -> torch.Tensor:
+    """The values that a format of GGUF files keeps; other weights as they are."""
+    if format not in BLOCK_BYTES:
+        return weight
+    kind = gguf.GGMLQuantizationType[format.upper()]
+    return torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(weight.numpy(), kind), kind))
+
+
 def check(y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, format: str) -> bool:
-    """Error at most twice that of torch in the same dtype, on the weights as stored; int8 has a bound of its own."""
-    if format == "int8":
+    """Error at most twice that of torch in the same dtype, on the weights as stored; where x is in eight bits, a bound
+    of its own."""
+    if format == "int8" or format in BLOCK_BYTES:
         return error(y, x.double() @ weight.double().T) <= INT8_ERROR
     dtype = PEER[format]
     exact = x.double() @ weight.to(dtype).double().T
@@ -58,7 +76,8 @@ class Linear:
         torch.manual_seed(0)
         self.format, self.cores, dtype = format, cores, PEER[format]
         self.weights = {shape: torch.randn(shape) / shape[1] ** 0.5 for shape in map(tuple, shapes)}
-        packed = {s: torch.ops.ssd.pack_linear(w, format) for s, w in self.weights.items()}
+        packed = {s: torch.ops.ssd.pack_linear(w, format_of(format, s[0])) for s, w in self.weights.items()}
+        self.stored = {s: as_stored(w, format_of(format, s[0])) for s, w in self.weights.items()}
         self.bytes = sum(packed[tuple(s)].nbytes for s in shapes)
         self.flops = sum(2 * n * k for n, k in shapes)
         copies = ceil(cold_bytes() / self.bytes)
@@ -80,7 +99,12 @@ class Linear:
                 F.linear(rounded[k], weight)
 
         right = all(
-            check(torch.ops.ssd.linear(inputs[s[1]], p, n, None, None), inputs[s[1]], self.weights[s], self.format)
+            check(
+                torch.ops.ssd.linear(inputs[s[1]], p, n, None, None),
+                inputs[s[1]],
+                self.stored[s],
+                format_of(self.format, n),
+            )
             for s, (p, n, _) in {(n, k): (p, n, k) for p, n, k in self.passes[0]}.items()
         )
         candidates = {"read": lambda _: torch.ops.ssd.probe_read(self.buffer), "ssd": ssd, "torch": peer}
@@ -104,7 +128,7 @@ class Linear:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", help=f"some of {', '.join(MODELS)}; all by default")
-    parser.add_argument("--formats", default="fp32,bf16,int8")
+    parser.add_argument("--formats", default="fp32,bf16,int8,q4")
     parser.add_argument("--full", action="store_true", help="fp32 of every model")
     parser.add_argument("--cores", default=default_cores(), help="numbers of cores; one and all by default")
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))

@@ -16,7 +16,7 @@ class System:
 
 
 SYSTEMS = {
-    "ssd": System("bench.peers.ssd:Peer", ("ar", "sd", "ssd", "auto"), ("bf16", "int8", "fp32")),
+    "ssd": System("bench.peers.ssd:Peer", ("ar", "sd", "ssd", "auto"), ("bf16", "int8", "q4", "fp32")),
     "transformers": System("bench.peers.transformers:Peer", ("ar", "lookup"), ("bf16", "fp32")),
     "llama_cpp": System("bench.peers.llama_cpp:Peer", ("ar", "lookup"), ("Q4_1", "Q8_0", "F16")),
 }
