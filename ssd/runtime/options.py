@@ -23,7 +23,8 @@ class SpeculationOptions:
     comes next while the target verifies); "auto" picks what is predicted to be fastest, round by round. draft: a
     folder, the id of a model, or "ngram" (what followed the same words earlier in the text); None is the draft that
     comes with the target. k: tokens of a branch; None adapts length and shape to what pays, round by round.
-    tree_width: branches below the root (1), or where length and shape adapt children of any node at most (3; on a GPU 1).
+    tree_width: branches below the root (1), or where length and shape adapt children of any node at most (3,
+    on a GPU 1).
     draft_dtype: of the draft's weights, int8 by default: no token depends on it.
     verify: "coupled" (the tokens of plain decoding) or "rejection" (the published rule: other tokens, of the same
     distribution). saguaro: with rejection, scale of the draft's likeliest probabilities, in [0, 1]; 1 leaves them.
