@@ -12,9 +12,9 @@ from ssd.model.draft import Draft
 
 from .candidates import Candidates
 from .device import CPU, Place
+from .echo import Echo
 from .features import Features
 from .logits import shape_draft
-from .policy import Calibration
 from .tree import Tree, words
 
 
@@ -24,6 +24,7 @@ class State:
     def __init__(self, place: int):
         self.place = place
         self.cached = 0  # tokens with KV
+        self.echo = Echo()
         self.base = 0  # KV index of the tree's node 0
         self.done: list[int] = []  # nodes with KV, in order
 
@@ -153,6 +154,7 @@ class ModelProposer:
         if not fit:
             return trees
         logits, features = self._catch_up([sequences[i] for i in fit])
+        mixed = policy.adaptive and width > 1  # with what the text had
         frontier = [(i, -1) for i in fit]  # nodes whose children the logits tell, in the order of their rows
         for level in range(1, policy.depth + 1):
             wide = width if policy.adaptive or level == 1 else 1
@@ -166,11 +168,11 @@ class ModelProposer:
                 if q is not None:
                     trees[i].q[parent] = q[row]
                     keep = -1.0
-                for rank in range(wide):
-                    token, where = ids[row][rank], (Calibration.bin(confidence[row][rank]), rank)
-                    above = trees[i].score[parent] if parent >= 0 else 1.0
-                    score = above * policy.calibration.chance(where)
-                    if token < 0 or score < keep or len(trees[i]) == policy.nodes or level > limits[i]:
+                echoed = self.states[sequences[i]].echo.after(trees[i].path(parent)) if mixed and q is None else []
+                above = trees[i].score[parent] if parent >= 0 else 1.0
+                for chance, token, where in policy.calibration.rank(ids[row], confidence[row], wide, echoed):
+                    score = above * chance
+                    if score < keep or len(trees[i]) == policy.nodes or level > limits[i]:
                         break
                     node = trees[i].add(token, parent, score, where)
                     if score >= extend and level < min(limits[i], policy.depth):
@@ -233,6 +235,7 @@ class ModelProposer:
             if last:
                 ends = np.cumsum([len(r.tokens) for r in rows]) - 1
                 for state, sequence in zip(states, sequences, strict=True):
+                    state.echo.extend(sequence.tokens[state.echo.size : sequence.num_tokens].tolist())
                     state.base, state.done = sequence.num_tokens - shift, []
                 return logits, features[self.runner.place.put(torch.from_numpy(ends))] if self.layers else features
 

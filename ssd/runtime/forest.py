@@ -5,6 +5,8 @@ import numpy as np
 import torch
 
 from .drafting import DraftRunner, Rows
+from .echo import Echo
+from .fan_out import RANKS
 from .tree import Tree
 
 
@@ -23,6 +25,7 @@ class Forest:
         self.tokens: np.ndarray = tokens  # int64 [capacity]
         self.features: torch.Tensor | None = features  # [capacity, width] of the target
         self.num_tokens = self.cached = 0
+        self.echo = Echo()
         self.epoch = self.born = 0
         self.hit = False
         self.clear()
@@ -59,7 +62,7 @@ class Forest:
         if not confirmed:
             kept, path, bonus = {n: n for n in range(len(flight))}, [], -1
         else:
-            path, bonus = self._path(node), self.branches[branch] if branch >= 0 else None
+            path, bonus = self.tree.nodes(node), self.branches[branch] if branch >= 0 else None
             kept = self._below(bonus, flight) if bonus is not None else {}
         old, begin = self.base, self.num_tokens
         told = [(self.best, "best"), (self.bonus, "bonus"), (self.feature, "feature")]
@@ -70,10 +73,7 @@ class Forest:
                     break
                 moves.append((n, old + k))
             self.cached += len(moves)
-        self.tokens[begin : begin + len(confirmed)] = confirmed
-        self.num_tokens += len(confirmed)
-        self.clear()
-        self.tree, self.flight = flight, len(flight)
+        self._confirm(confirmed, flight)
         for n, m in [*kept.items(), (bonus, -1)]:
             for old_values, name in told:
                 if n in old_values:
@@ -85,18 +85,15 @@ class Forest:
 
     def restart(self, confirmed, flight: Tree) -> None:
         """All but the confirmed tokens is lost; KV of the cached ones stands."""
-        begin = self.num_tokens
-        self.tokens[begin : begin + len(confirmed)] = confirmed
-        self.num_tokens += len(confirmed)
+        self._confirm(confirmed, flight)
+
+    def _confirm(self, tokens, flight: Tree) -> None:
+        """More of the text, and what is verified next."""
+        begin, self.num_tokens = self.num_tokens, self.num_tokens + len(tokens)
+        self.tokens[begin : self.num_tokens] = tokens
+        self.echo.extend(tokens)
         self.clear()
         self.tree, self.flight = flight, len(flight)
-
-    def _path(self, node: int) -> list[int]:
-        path = []
-        while node >= 0:
-            path.append(node)
-            node = self.tree.parents[node]
-        return path[::-1]
 
     def _below(self, bonus: int, flight: Tree) -> dict[int, int]:
         """Old node to new one: the branch below a bonus node as far as it was taken, in its order."""
@@ -160,25 +157,37 @@ class Forest:
 
     def children(self, node: int, width: int) -> list[int]:
         """So many tokens below a node; the last comes again where fewer are known."""
-        best = [t for t in self.best[node] if t >= 0][:width]
+        best = [t for t in self.best[node] if t >= 0]
+        if width > 1 and node not in self.q:  # what was sampled without replacement takes no other
+            best = list(dict.fromkeys([*best[:1], *self._echoed(node)[:1], *best[1:]]))
+        best = best[:width]
         return best + best[-1:] * (width - len(best))
 
     def choose(self, counts: list[int]) -> list[tuple[int, int]]:
         """Add bonus nodes: counts[0] below the root, counts[i + 1] below node i, the best that are no children of it.
         Returns their keys (node, token)."""
-        taken: dict[int, set[int]] = {}
-        for i in range(self.flight):
-            taken.setdefault(self.tree.parents[i], set()).add(self.tree.tokens[i])
         keys = []
         for node, count in enumerate(counts, -1):
-            free = [t for t in self.bonus.get(node, ()) if t >= 0 and t not in taken.get(node, ())]
-            for token in free[:count]:
+            for token in self.candidates(node)[:count]:
                 self.branches.append(self.tree.add(token, node))
                 keys.append((node, token))
         return keys
 
     def rank(self, node: int, token: int) -> int | None:
         """Place of a bonus token among the candidates of a node, None where it is not among them."""
-        taken = {self.tree.tokens[i] for i in range(self.flight) if self.tree.parents[i] == node}
-        free = [t for t in self.bonus.get(node, ()) if t >= 0 and t not in taken]
+        free = self.candidates(node)
         return free.index(token) if token in free else None
+
+    def candidates(self, node: int) -> list[int]:
+        """Bonus tokens of a node, likeliest first: what the draft ranks, and between its first ones what the text had
+        in the same place before; without the children that are verified, which were accepted if they were drawn."""
+        if node not in self.bonus:
+            return []
+        tree, flight = self.tree, self.flight
+        taken = {t for t, parent in zip(tree.tokens[:flight], tree.parents[:flight], strict=True) if parent == node}
+        ranked = [t for t in self.bonus[node] if t >= 0 and t not in taken]
+        echoed = [t for t in self._echoed(node) if t not in taken]
+        return list(dict.fromkeys([*echoed[:1], *ranked[:1], *echoed[1:2], *ranked[1:]]))[:RANKS]
+
+    def _echoed(self, node: int) -> list[int]:
+        return [t for t, _ in self.echo.after(self.tree.path(node))]

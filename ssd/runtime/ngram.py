@@ -63,7 +63,7 @@ class NgramProposer:
             node, score = -1, 1.0
             for at in range(end, min(end + limit, len(history.tokens))):
                 depth = at - end
-                where = (min(2 * (length - SHORTEST) + (depth > 0), 15), rank if depth == 0 else 0)
+                where = (min(2 * (length - SHORTEST) + (depth > 0), 15), min(rank, 1) if depth == 0 else 0)
                 score *= policy.calibration.chance(where)
                 if score < keep or len(tree) == policy.nodes:
                     break

@@ -22,7 +22,7 @@ class Tree:
         self.depth: list[int] = []
         self.bits: list[int] = []
         self.score: list[float] = []
-        self.rank: list[tuple[int, int]] = []  # (bin of confidence, rank among its siblings), for the policy
+        self.rank: list[tuple[int, int]] = []  # (bin of confidence, row of the policy's Calibration)
         self.q: dict[int, object] = {}  # by node: what its children were sampled from, float32 [vocab of the draft]
         for i, token in enumerate(tokens):
             self.add(token, i - 1 if parents is None else parents[i])
@@ -41,13 +41,17 @@ class Tree:
         self.rank.append(rank)
         return node
 
-    def path(self, node: int) -> list[int]:
-        """Tokens from below the root down to a node, which is among them."""
-        tokens = []
+    def nodes(self, node: int) -> list[int]:
+        """Nodes from below the root down to a node, which is among them."""
+        found = []
         while node >= 0:
-            tokens.append(self.tokens[node])
+            found.append(node)
             node = self.parents[node]
-        return tokens[::-1]
+        return found[::-1]
+
+    def path(self, node: int) -> list[int]:
+        """Their tokens."""
+        return [self.tokens[n] for n in self.nodes(node)]
 
     def cut(self, count: int) -> None:
         """Keep the first so many nodes."""
