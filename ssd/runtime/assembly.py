@@ -113,7 +113,8 @@ def make_lanes(speculation, options, draft: Draft, backup: Draft | None, model, 
 
 def lanes_of(speculation: SpeculationOptions, options: EngineOptions, draft: Draft, model, max_len: int) -> Lanes:
     depth, width, budget = speculation.depth, speculation.width, speculation.outcomes
-    nodes, slots = depth * width, options.max_batch
+    nodes, slots = speculation.branch, options.max_batch
+    leaves = speculation.leaves if model.device.type == "cpu" else 0  # tensor cores: chains are exact to the bit
     own = kept(cache_folder(), "history", pair(model, draft))  # or what came with the draft
     fan_out = FanOut.read([] if speculation.lockstep else [own, draft.folder / "history.json"], speculation.fan_out)
     feature_bytes = 4 * draft.feature_width
@@ -126,7 +127,9 @@ def lanes_of(speculation: SpeculationOptions, options: EngineOptions, draft: Dra
         )  # fmt: skip
         runner = DraftRunner(draft, max_batch=slots, max_len=max_len, nodes=nodes + budget * (1 + nodes), place=place)
         clock = Clock(budget, depth, adapts=not speculation.k)
-        return cache, DraftLane(runner, make_rule(speculation), cache, requests, wants, fan_out, clock, width=width)
+        return cache, DraftLane(
+            runner, make_rule(speculation), cache, requests, wants, fan_out, clock, width=width, leaves=leaves
+        )
 
     return Lanes(
         start, slots=slots, layers=draft.feature_layers, depth=depth,

@@ -37,19 +37,20 @@ class Request(NamedTuple):
 class DraftLane(threading.Thread):
     """Answers the outcomes that a speculation cache tells of, until stopped or until it fails.
 
-    clock: for how many outcomes, and how long branches; width: branches below a bonus token.
+    clock: for how many outcomes, and how long branches; width: branches below a bonus token; leaves: first levels with
+    one token more for each, which is not extended.
     requests: owner to Request, written before the owner is assigned a slot. wants: bool [slots], whether the newest
     outcome of a slot waits for one speculation of its own. error: what ended it. beat: time of the last sign of life.
     """
 
     def __init__(
         self, runner: DraftRunner, rule, cache: SpeculationCache, requests: dict[int, Request], wants: np.ndarray,
-        fan_out: FanOut, clock: Clock, *, width: int,
+        fan_out: FanOut, clock: Clock, *, width: int, leaves: int = 0,
     ):  # fmt: skip
         super().__init__(name="draft lane", daemon=True)
         self.runner, self.rule, self.cache = runner, rule, cache
         self.requests, self.wants, self.fan_out = requests, wants, fan_out
-        self.clock, self.width = clock, width
+        self.clock, self.width, self.leaves = clock, width, leaves
         self.forests: dict[int, Forest] = {}
         self.slots = torch.arange(cache.slots)
         self.seen = torch.zeros(cache.slots, dtype=torch.int64)
@@ -191,7 +192,7 @@ class DraftLane(threading.Thread):
         ends = [(f, node) for f, nodes, fresh in work for node in ([-1] if fresh else []) + nodes]
         positions = [f.position(node) for f, node in ends]
         logits = self.runner.shape(logits, [(f, f.tree, node) for f, node in ends])
-        width = RANKS + self.width
+        width = RANKS + self.width + (self.leaves > 0)
         best, _, bonus, q = self.runner.best(self.rule, logits, [f for f, _ in ends], positions, width)
         found = list(zip(best, bonus, [None] * len(best) if q is None else q, strict=True))
         at = row = 0
@@ -214,33 +215,35 @@ class DraftLane(threading.Thread):
             if keys:
                 live.append((f, keys))
         frontier = {f: list(f.branches) for f, _ in live}
-        count = 0  # nodes of a branch that are published
+        ends, count = [-1], 0  # in a branch: nodes that are extended, nodes that are published
         for level in range(1, (last := self.clock.depth) + 1):
             if not live:
                 return
             self.compute([(f, frontier[f], 0) for f, _ in live])
             wide = self.width if level == 1 else 1
+            children = wide + (level <= self.leaves)
             levels = []
             for f, keys in live:
-                drawn = [node for node in frontier[f] for _ in range(wide)]
-                tokens = [t for node in frontier[f] for t in f.children(node, wide)]
-                frontier[f] = [f.add(t, node) for t, node in zip(tokens, drawn, strict=True)]
+                drawn = [node for node in frontier[f] for _ in range(children)]
+                tokens = [t for node in frontier[f] for t in f.children(node, children)]
+                added = [f.add(t, node) for t, node in zip(tokens, drawn, strict=True)]
+                frontier[f] = [node for i, node in enumerate(added) if i % children < wide]
                 levels.append((f, keys, tokens, drawn))
-            span = self.width  # nodes of a level of a branch
-            parents = [-1] * span if level == 1 else list(range(count - span, count))
+            parents = [node for node in ends for _ in range(children)]
+            ends = [count + i for i in range(len(parents)) if i % children < wide]
             told = [each for each in levels if not self.newer(each[0])]
             if len(told) < len(levels) or level == last:
                 self.clock.tick(len(told) == len(levels), self.fan_out.tables[True]["accept"])
-            self._publish(told, parents, count)
+            self._publish(told, level, parents, count)
             live = [(f, keys) for f, keys, *_ in told]
-            count += span
+            count += len(parents)
 
-    def _publish(self, told: list[tuple], parents: list[int], count: int) -> None:
-        """One more level, behind `count` nodes, of every branch of forests: (forest, keys, tokens branch by branch,
+    def _publish(self, told: list[tuple], level: int, parents: list[int], count: int) -> None:
+        """A level, behind `count` nodes, of every branch of forests: (forest, keys, tokens branch by branch,
         nodes that these were drawn below)."""
         span = len(parents)
         if self.trace and told:
-            self.trace.instant("draft", "publish", depth=count // span + 1, branches=[len(k) for _, k, _, _ in told])
+            self.trace.instant("draft", "publish", depth=level, branches=[len(k) for _, k, _, _ in told])
         for f, keys, tokens, drawn in told:
             values = torch.tensor(tokens).view(len(keys), span)
             self.write(f, [key(*k) for k in keys], values, parents, count, drawn)

@@ -10,6 +10,7 @@ from .threads import cores_of
 DEFAULT_KV_TOKENS = 32768
 MODES = ("ar", "sd", "ssd", "auto")
 VERIFY = ("coupled", "rejection")
+LEAVES = 2
 LONGEST = 7  # tokens of a speculation that adapts: with the root the rows of one tile of the linear kernels
 MAX_NODES = 63  # tokens of a speculation; with the root one mask word
 MAX_ROWS = 512  # nodes of a draft's forest
@@ -69,7 +70,7 @@ class SpeculationOptions:
         if self.mode in ("ssd", "auto"):
             if self.mode == "ssd" and self.verify == "rejection" and self.width > 1:
                 raise ValueError(f"tree_width: got {self.width}, wanted 1 for rejection in mode 'ssd'")
-            rows = self.depth * self.width + self.outcomes * (1 + self.depth * self.width)
+            rows = self.branch + self.outcomes * (1 + self.branch)
             if rows > MAX_ROWS:
                 raise ValueError(
                     f"branches: got {self.outcomes}, which with k and tree_width make {rows} rows, wanted {MAX_ROWS}"
@@ -85,18 +86,27 @@ class SpeculationOptions:
     @property
     def outcomes(self) -> int:
         """Branches of the speculation cache."""
-        return self.fan_out * (self.depth * self.width + 1) if self.fan_out else self.branches
+        return self.fan_out * (self.branch + 1) if self.fan_out else self.branches
 
     @property
     def depth(self) -> int:
         """Tokens of a branch that ssd prepares at most."""
-        return self.k or (4 if self.fan_out else LONGEST)
+        return self.k or (4 if self.fan_out else LONGEST - self.leaves)
+
+    @property
+    def leaves(self) -> int:
+        """First levels of a branch of ssd that have a second token, which goes no further: where shapes adapt."""
+        return 0 if self.k or self.tree_width or self.verify == "rejection" else LEAVES
+
+    @property
+    def branch(self) -> int:
+        """Tokens of a speculation that ssd prepares at most."""
+        return self.depth * self.width + self.leaves
 
     @property
     def nodes(self) -> int:
         """Tokens of a speculation at most."""
-        lanes = self.depth * self.width
-        return lanes if self.mode == "ssd" else max(lanes, self.policy().nodes)
+        return self.branch if self.mode == "ssd" else max(self.branch, self.policy().nodes)
 
     def policy(self, width: int = 3) -> Policy:
         """Of synchronous speculation. width: children of a node at most, where nothing else is asked for."""

@@ -1,0 +1,76 @@
+"""What the text had in the same place before: the index, and how a draft's own choices and it are ranked."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ssd.runtime.echo import KEPT, Echo
+from ssd.runtime.policy import BINS, Calibration
+
+
+def by_hand(text, path):
+    """Tokens that followed the last two of text and path, then the last one, newest first, KEPT of each."""
+    found = {}
+    last = (text + path)[-2:]
+    for length in (2, 1):
+        context, follow = last[-length:], []
+        for i in range(len(text) - 1, length - 1, -1):
+            if len(context) == length and text[i - length : i] == context and text[i] not in follow:
+                follow.append(text[i])
+        for token in follow[:KEPT]:
+            found.setdefault(token, length)
+    return list(found.items())
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.integers(0, 4), max_size=30), st.lists(st.integers(0, 4), max_size=3), st.lists(st.integers(0, 30)))
+def test_the_index_is_what_a_search_finds_however_the_text_came(text, path, cuts):
+    echo, ends = Echo(), sorted({min(c, len(text)) for c in cuts} | {len(text)})
+    for begin, end in zip([0, *ends], ends, strict=False):
+        echo.extend(text[begin:end])
+    assert echo.after(path) == by_hand(text, path) and echo.size == len(text)
+
+
+def test_children_of_a_node_in_order_of_their_chance():
+    c = Calibration()
+    plain = c.rank([7, 8, 9], [0.6, 0.3, 0.1], 2, [])
+    assert [(t, row) for _, t, (_, row) in plain] == [(7, c.FIRST), (8, c.LATER)]
+    assert [chance for chance, *_ in plain] == [c.table[0][int(0.6 * BINS)], c.table[1][int(0.3 * BINS)]]
+    agreed = c.rank([7, 8, 9], [0.6, 0.3, 0.1], 2, [(7, 2), (5, 1)])
+    assert [(t, row) for _, t, (_, row) in agreed] == [(7, c.AGREED), (8, c.LATER)]
+    other = c.rank([7, 8, -1], [0.1, 0.05, 0.0], 3, [(5, 2)])
+    assert [(t, row) for _, t, (_, row) in other] == [(5, c.ECHOED), (7, c.FIRST), (8, c.LATER)]
+    where = other[0][2]
+    for _ in range(100):
+        c.update(where, False)
+    assert c.rank([7, 8, -1], [0.1, 0.05, 0.0], 3, [(5, 2)])[-1][1] == 5  # it has learnt that this text does not repeat
+    assert c.rank([7, 8, 9], [0.1, 0.05, 0.0], 3, [(5, 1)])[0][1] == 5  # of shorter contexts it has learnt nothing
+
+
+def forest(text, flight):
+    from types import SimpleNamespace
+
+    import numpy as np
+
+    from ssd.runtime.forest import Forest
+
+    runner = SimpleNamespace(draft=SimpleNamespace(shift=0), own=())
+    f = Forest(runner, 0, None, np.empty(64, np.int64), None)
+    f.restart(text, flight)
+    return f
+
+
+def test_candidates_are_the_drafts_and_the_texts_without_what_is_verified():
+    from ssd.runtime.tree import Tree
+
+    f = forest([1, 2, 3, 1, 2, 4, 9, 1, 2], Tree([4, 5], [-1, 0]))  # behind 1, 2 came 4 and 3; behind 2 the same
+    f.bonus = {-1: [6, 4, 3, -1], 0: [7, 9, 8], 1: []}
+    assert f.candidates(-1) == [3, 6]  # 4 is verified
+    assert f.candidates(0) == [9, 7, 8]  # behind 4 came 9; 5 would be taken, and is no candidate of anybody
+    assert f.candidates(1) == [] == f.candidates(5)
+    assert f.rank(-1, 6) == 1 and f.rank(-1, 4) is None
+    f.best = {-1: [6, 4]}
+    assert f.children(-1, 1) == [6] and f.children(-1, 2) == [6, 4] and f.children(-1, 3) == [6, 4, 4]
+    f.best = {-1: [6, 7]}
+    assert f.children(-1, 2) == [6, 4]  # what the text had before the draft's second choice
+    f.q = {-1: None}
+    assert f.children(-1, 2) == [6, 7]  # unless both were sampled
