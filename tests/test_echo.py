@@ -54,7 +54,8 @@ def forest(text, flight):
     from ssd.runtime.forest import Forest
 
     runner = SimpleNamespace(draft=SimpleNamespace(shift=0), own=())
-    f = Forest(runner, 0, None, np.empty(64, np.int64), None)
+    request = SimpleNamespace(params=None, seed=0, prompt_len=0, shapers=())
+    f = Forest(runner, 0, request, np.empty(64, np.int64), None)
     f.restart(text, flight)
     return f
 
