@@ -66,9 +66,14 @@ def test_candidates_are_the_drafts_and_the_texts_without_what_is_verified():
     f = forest([1, 2, 3, 1, 2, 4, 9, 1, 2], Tree([4, 5], [-1, 0]))  # behind 1, 2 came 4 and 3; behind 2 the same
     f.bonus = {-1: [6, 4, 3, -1], 0: [7, 9, 8], 1: []}
     assert f.candidates(-1) == [3, 6]  # 4 is verified
+    assert f.rank(-1, 6) == 1 and f.rank(-1, 4) is None
     assert f.candidates(0) == [9, 7, 8]  # behind 4 came 9; 5 would be taken, and is no candidate of anybody
     assert f.candidates(1) == [] == f.candidates(5)
-    assert f.rank(-1, 6) == 1 and f.rank(-1, 4) is None
+    f.bonus[1] = [7, 8]
+    assert f.candidates(1) == [7, 8]  # nothing came behind 5 yet
+    f.echo.extend([4, 5, 3, 0])
+    assert f.candidates(1) == [7, 3, 8]  # where nothing was refused, the draft comes first
+    f = forest([1, 2, 3, 1, 2, 4, 9, 1, 2], Tree())
     f.best = {-1: [6, 4]}
     assert f.children(-1, 1) == [6] and f.children(-1, 2) == [6, 4] and f.children(-1, 3) == [6, 4, 4]
     f.best = {-1: [6, 7]}

@@ -187,7 +187,8 @@ class Forest:
         taken = {t for t, parent in zip(tree.tokens[:flight], tree.parents[:flight], strict=True) if parent == node}
         ranked = [t for t in self.bonus[node] if t >= 0 and t not in taken]
         echoed = [t for t in self._echoed(node) if t not in taken]
-        return list(dict.fromkeys([*echoed[:1], *ranked[:1], *echoed[1:2], *ranked[1:]]))[:RANKS]
+        first, second = (echoed, ranked) if taken else (ranked, echoed)  # where the draft's best was refused, the text
+        return list(dict.fromkeys([*first[:1], *second[:1], *echoed[1:2], *ranked]))[:RANKS]
 
     def _echoed(self, node: int) -> list[int]:
         return [t for t, _ in self.echo.after(self.tree.path(node))]
