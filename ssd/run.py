@@ -62,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--backup-draft", metavar="D", help="a larger draft, for where the first brings little (none)")
     p.add_argument("-k", type=int, metavar="N", help="tokens of a branch (as many as pay, round by round)")
     p.add_argument("--tree-width", type=int, metavar="N", help="branches of a speculation (1; without -k 3)")
-    p.add_argument("--branches", type=int, default=12, metavar="N", help="outcomes that ssd prepares for (%(default)s)")
+    p.add_argument("--branches", type=int, default=24, metavar="N", help="outcomes that ssd prepares for (%(default)s)")
     p.add_argument("--fan-out", type=int, metavar="N", help="bonus tokens at every node (--branches, shared out)")
     p.add_argument("--draft-threads", metavar="N|CORES", help="of ssd's draft, as --threads (the last core)")
     p.add_argument("--draft-dtype", choices=DTYPES, help="weights of the draft (int8)")

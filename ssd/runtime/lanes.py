@@ -177,7 +177,7 @@ class Lanes:
         self._shorten(sequences, [0] * len(sequences), matched)
         self.wants[slots.numpy()] = False
         self.cache.post(slots, path, accepted, emitted, matched)
-        self._take(sequences, matched)
+        self._take(sequences, matched, "fallback")
         seconds = perf_counter() - begin
         self.answer.add(seconds)
         self.recoveries["local_retry"].seconds += [seconds / len(sequences)] * len(sequences)
@@ -220,7 +220,7 @@ class Lanes:
             row_offsets = torch.tensor(np.cumsum([0, *map(len, spans)]), dtype=torch.int32)
         self.cache.post(slots, path, accepted, emitted, matched, feature_rows, row_offsets)
         for s, had in zip(sequences, counts, strict=True):
-            if s in self.next and self.next[s].origin == "hit":
+            if s in self.next and self.next[s].drafted:
                 self.gain.add(had)
         self._take(sequences, matched)
         if self.trace:
@@ -264,8 +264,9 @@ class Lanes:
                 depth = Tree(range(taken), matched.parents[k, :taken].tolist()).depth
                 matched.taken[k] = sum(d <= room for d in depth)
 
-    def _take(self, sequences, matched: Matched) -> None:
-        """What each sequence verifies next. Tokens out of range make no speculation, whoever wrote them."""
+    def _take(self, sequences, matched: Matched, origin: str = "hit") -> None:
+        """What each sequence verifies next; origin: what branches from the cache are. Tokens out of range make no
+        speculation, whoever wrote them."""
         for k, sequence in enumerate(sequences):
             begin = perf_counter()
             tokens = matched.tokens[k, : int(matched.taken[k])].tolist()
@@ -275,7 +276,7 @@ class Lanes:
             elif tokens:
                 tree = self.next[sequence] = Tree(tokens, matched.parents[k, : len(tokens)].tolist())
                 branch, slot = int(matched.branch[k]), self.slot_of[sequence]
-                tree.origin = "hit" if branch >= 0 else "fallback"
+                tree.origin, tree.drafted = origin if branch >= 0 else "fallback", branch >= 0
                 tree.kind = Kind(int(matched.kinds[k])) if branch >= 0 else Kind.DETERMINISTIC
                 if tree.kind == Kind.SAMPLED:
                     q = self.cache.q[int(self.cache.active[slot]), slot, branch, : len(tokens)].clone()

@@ -43,7 +43,7 @@ class SpeculationOptions:
     draft_dtype: str | None = None
     verify: str = "coupled"
     saguaro: float = 1.0
-    branches: int = 12
+    branches: int = 24
     fan_out: int | None = None
     draft_device: str | None = None
     draft_threads: int | list[int] | None = None

@@ -11,10 +11,10 @@ class Tree:
     depth counts edges from the root. bits[i] has bit s set where node i sees slot s: the root, the nodes on its path
     and itself. score[i] estimates the chance that node i is accepted. origin: where it comes from: "hit" (the
     speculation cache), "fallback" (after a miss) or "draft" (drafted while the target waited). kind: how its tokens
-    were chosen, ssd.kernels.verify.Kind.
+    were chosen, ssd.kernels.verify.Kind. drafted: by a model, not by n-grams.
     """
 
-    origin, kind = "draft", Kind.COUPLED
+    origin, kind, drafted = "draft", Kind.COUPLED, True
 
     def __init__(self, tokens=(), parents=None):
         self.tokens: list[int] = []
