@@ -125,7 +125,7 @@ def test_stop(tiny, capsys):
         (["hi", "--mode", "sd"], "draft: none comes with"),
         (["hi", "--mode", "ssd", "--draft", "ngram"], "draft: got ngram, wanted a draft model"),
         (["hi", "--mode", "ssd", "--verify", "rejection", "--tree-width", "2"], "tree_width: got 2"),
-        (["hi", "--mode", "ssd", "-k", "50"], "branches: got 12"),
+        (["hi", "--mode", "ssd", "-k", "50"], "branches: got 24"),
         (["hi", "--mode", "ssd", "--branches", "0"], "branches: got 0"),
         (["hi", "--mode", "ssd", "--draft-threads", "x"], "--draft-threads: got 'x'"),
         (["hi", "--mode", "sd", "--draft", "ngram", "-k", "0"], "k: got 0"),
