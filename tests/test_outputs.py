@@ -132,6 +132,17 @@ def test_speculation_changes_nothing(draft, options, tiny_folder, tiny_target):
         assert llm.engine.speculator.failures == 0
 
 
+@pytest.mark.parametrize("options", [dict(), dict(mode="sd", k=3, tree_width=2), dict(mode="ssd", k=2)])
+@pytest.mark.parametrize("draft", ["trimmed"], indirect=True)
+def test_preemption_and_kept_prefixes_change_nothing(draft, options, tiny_folder, tiny_target):
+    prompts, params = requests()
+    params = [replace(p, n=3) for p in params]
+    want = told(make(tiny_folder, tiny_target, prefix_caching=False).generate(prompts, params))
+    llm = make(tiny_folder, tiny_target, draft, kv_tokens=128, **({"mode": "ar"} | options))
+    assert told(llm.generate(prompts, params)) == want == told(llm.generate(prompts, params))
+    assert llm.stats()["preemptions"] > 0 and llm.stats()["cached_prompt_tokens"] > 100
+
+
 @pytest.mark.parametrize("draft", ["itself"], indirect=True)
 def test_logprobs_of_accepted_tokens_are_those_of_the_target(draft, tiny_folder, tiny_target):
     """Without penalties the target accepts all that it drafts itself: most tokens are nodes of a tree."""
