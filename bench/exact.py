@@ -41,9 +41,9 @@ def product(args) -> list[dict]:
 
 
 def shape_of(text: str) -> dict:
-    """ "4x3" is k 4 and tree width 3, "4" a chain, "auto" what pays, "auto3" that with up to 3 children a node."""
+    """ "4x3" is k 4 and tree width 3, "4" a chain, "auto" what pays, "auto1" that as a chain, "auto3" with up to 3 children a node."""
     if text.startswith("auto"):
-        return {"tree_width": int(text[4:] or 1)}
+        return {"tree_width": int(text[4:])} if text[4:] else {}
     k, _, width = text.partition("x")
     return {"k": int(k), "tree_width": int(width or 1)}
 
@@ -164,7 +164,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--target", help="folder or id of the model; the default target otherwise")
     parser.add_argument("--modes", default="sd", help="modes to compare with plain decoding, alone: ar,sd,ssd,auto")
     parser.add_argument("--drafts", default="default,ngram", help="default, ngram, folders")
-    parser.add_argument("--shapes", default="4,3x3,auto2", help="k, k x width, auto, auto and width")
+    parser.add_argument("--shapes", default="4,3x3,auto", help="k, k x width, auto, auto and width")
     parser.add_argument("--dtypes", default="bf16,int8")
     parser.add_argument("--batches", default="1,8")
     parser.add_argument("--chunks", default="16,64,512", help="rows of a prompt in a pass, in turn")
