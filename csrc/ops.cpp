@@ -45,6 +45,10 @@ TORCH_LIBRARY(ssd, m) {
         "-> int");
   m.def("spec_cache_read_log(Tensor cache, int slot, int born, int start, Tensor(a!) tokens) -> bool");
   m.def("spec_cache_read_features(Tensor cache, int slot, int born, int start, Tensor(a!) features) -> bool");
+  // what followed a text's suffix where it stood before; size: (tokens, bytes)
+  m.def("suffix_automaton() -> Tensor");
+  m.def("suffix_follow(Tensor(a!) automaton, Tensor tokens, int width, int limit) -> (int, Tensor)");
+  m.def("suffix_size(Tensor automaton) -> (int, int)");
   // sampling
   m.def("sample(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, "
         "Tensor positions, bool logprobs=True) -> (Tensor, Tensor)");

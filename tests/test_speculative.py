@@ -199,21 +199,29 @@ def test_proposals_pay_or_stop(tiny_folder, models, tmp_path):
 REPEATED = [7, 8, 9, 10, 11, 12] * 3
 
 
-def test_ngram_proposes_what_followed_before_and_all_that_compete():
-    from ssd.runtime.ngram import History
+def test_ngram_goes_on_as_the_text_did_before_and_offers_all_that_compete():
+    from ssd.runtime.ngram import NgramProposer
+    from ssd.runtime.policy import Policy
+    from ssd.runtime.sequence import Sequence
 
-    history = History()
-    history.extend(REPEATED)
-    length, ends = history.continuations(3)
-    assert length == 8 and [history.tokens[e] for e in ends] == [7]
-    history = History()
-    history.extend([1, 2, 3, 9, 1, 2, 4, 9, 1, 2])
-    length, ends = history.continuations(3)
-    assert length == 3 and [history.tokens[e] for e in ends] == [4]  # 9 1 2 was followed by 4 alone
-    history.extend([5, 0, 1, 2])
-    length, ends = history.continuations(3)
-    assert length == 2 and [history.tokens[e] for e in ends] == [5, 4, 3]
-    assert History().continuations(2) == (0, [])
+    def sequence(tokens):
+        return Sequence.start(tokens, 9, SamplingParams(), 0, None)
+
+    proposer, fixed = NgramProposer(), Policy(depth=4, width=3, nodes=7, adaptive=False)
+    loop, choice = sequence(REPEATED), sequence([1, 2, 3, 9, 4, 1, 2, 4, 8, 1, 2])
+    trees = proposer.propose([loop, choice, sequence([5, 6, 7])], [4, 2, 4], [(-1.0, -1.0)] * 3, fixed, 3)
+    assert [(t.tokens, t.parents) for t in trees] == [
+        ([7, 8, 9, 10], [-1, 0, 1, 2]),
+        ([4, 8, 3, 9], [-1, 0, -1, 2]),  # the newest first
+        ([], []),
+    ]
+    ahead = proposer.after(loop, [7, 8, 20, 7, 8], 3)  # tokens that the sequence does not have yet
+    assert ahead.tokens == [20, 7, 8]
+    loop.tokens[18:23], loop.num_tokens = [7, 8, 20, 7, 8], 23
+    assert proposer.after(loop, [20], 2).tokens == [7, 8]
+    assert not proposer.after(sequence([3, 4, 3]), [], 4)  # a single token says too little
+    proposer.release(loop)
+    assert loop not in proposer.texts and choice in proposer.texts
 
 
 def test_bad_options_are_named(tiny_folder, models):

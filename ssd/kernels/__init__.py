@@ -11,6 +11,7 @@ from .llama_forward import llama_forward
 from .norm import add_rms_norm, rms_norm
 from .rope_append import rope_append
 from .sample import noise_words, sample
+from .suffix_automaton import SuffixAutomaton
 from .top_f import top_f
 from .tree_attention import tree_attention
 from .verify import Kind, Verified, probs, saguaro, verify_coupled, verify_rejection
@@ -18,6 +19,7 @@ from .verify_swap import Swapped, verify_swap
 
 __all__ = [
     "Kind",
+    "SuffixAutomaton",
     "Swapped",
     "Verified",
     "add_rms_norm",
