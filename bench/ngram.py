@@ -4,7 +4,7 @@
 to k proposed tokens emits, 1 without any speculation), acceptance_rate (accepted by proposed), prompt_tokens (mean).
 `times`: text, tokens, tokens_per_round, microseconds {median, min, max} of a proposal, the new tokens taken in.
 Matchers: "automaton", ssd.runtime.ngram as it is; "n-grams", what followed the newest occurrence of the longest suffix
-of 8 to 2 tokens; "lookup", of 3 tokens at most and the oldest occurrence.
+of 8 to 2 tokens; "lookup", of 3 to 1 tokens and the oldest occurrence.
 """
 
 import argparse

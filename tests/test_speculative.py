@@ -219,7 +219,7 @@ def test_ngram_goes_on_as_the_text_did_before_and_offers_all_that_compete():
     assert ahead.tokens == [20, 7, 8]
     loop.tokens[18:23], loop.num_tokens = [7, 8, 20, 7, 8], 23
     assert proposer.after(loop, [20], 2).tokens == [7, 8]
-    assert not proposer.after(sequence([3, 4, 3]), [], 4)  # a single token says too little
+    assert proposer.after(sequence([3, 4, 3]), [], 4).tokens == [4, 3, 4, 3]
     proposer.release(loop)
     assert loop not in proposer.texts and choice in proposer.texts
 

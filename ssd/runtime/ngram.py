@@ -8,8 +8,6 @@ from ssd.kernels import Kind, SuffixAutomaton
 
 from .tree import Tree
 
-SHORTEST = 2  # tokens: what followed a single one says little
-
 
 class Text:
     """The confirmed tokens of one sequence."""
@@ -18,13 +16,12 @@ class Text:
         self.automaton, self.size = SuffixAutomaton(), 0
 
     def follow(self, sequence, new: list[int], width: int, limit: int) -> tuple[int, list[list[int]]]:
-        """SuffixAutomaton.follow for the sequence's tokens and `new` ones behind them; nothing for a short suffix."""
+        """SuffixAutomaton.follow for the sequence's tokens and `new` ones behind them."""
         tokens = sequence.tokens[self.size : sequence.num_tokens]
         if new:
             tokens = np.concatenate([tokens, np.array(new[max(self.size - sequence.num_tokens, 0) :], np.int64)])
         self.size += len(tokens)
-        length, found = self.automaton.follow(torch.from_numpy(tokens), width, max(limit, 0))
-        return (length, found) if length >= SHORTEST else (0, [])
+        return self.automaton.follow(torch.from_numpy(tokens), width, max(limit, 0))
 
 
 class NgramProposer:
@@ -45,7 +42,7 @@ class NgramProposer:
         length, found = self._text(sequence).follow(sequence, [], width, limit)
         tree, keep = Tree(), thresholds[0]
         tree.kind = Kind.DETERMINISTIC
-        grade = 2 * max(length - SHORTEST, 0).bit_length()
+        grade = 2 * max(length - 1, 0).bit_length()  # what a longer suffix says is more often right
         for rank, tokens in enumerate(found):
             node, score = -1, 1.0
             for depth, token in enumerate(tokens):
