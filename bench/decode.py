@@ -1,14 +1,17 @@
-"""Decoding speed of whole systems: `python -m bench.decode --peers transformers,llama_cpp --cores 1,2 --json F`.
+"""Decoding speed of whole systems: `python -m bench.decode --json F`.
 
 All systems get the same token ids (the chat template applied once), decode the same number of tokens greedily past
 any end-of-sequence token, and keep to the same cores, each in a process of its own. Warm-up is outside; prompt by
-prompt the systems take turns. `rows`: system, mode, precision, cores, workload, prompts, tokens_per_second {median,
-min, max} over prompts (tokens after the first piece by the time after it), prefill_seconds and total_seconds
-(medians), peak_bytes (resident, of the process), agreement (share of prompts with the same tokens as each other
-system of that precision), counts (of ssd: sums over prompts of its rounds, passes and times). With --prefill N,
-`prefill`: system, mode, precision, cores, prompt_tokens, seconds to the first token {median, min, max}. Where mode sd
-is measured, `costs`: precision, cores, workload, and seconds of a pass of target and draft by its rows, from which
-`python -m ssd.simulate --measured F` predicts the speeds.
+prompt the systems take turns. A system that is not installed, or lacks what it needs, is left out with a message.
+JSON beside the machine: `rows`: system, mode (sd:3 is sd with -k 3), precision, cores, workload, prompts, max_tokens,
+tokens_per_second (tokens after the first piece by the time after it), prefill_seconds, decode_seconds, total_seconds
+(each {median, min, max} over prompts), speed_up (median over prompts, against the same system and precision in mode
+ar), peak_bytes (resident, of the process), counts (of ssd: sums over prompts of its rounds, passes and times).
+`agreement`: for each two configurations of one precision the share of prompts with the same text, and the share of
+tokens before the first difference. With --prefill N, `prefill`: system, mode, precision, cores, prompt_tokens, seconds
+to the first token. Where mode sd is measured, `costs`: precision, cores, workload, and seconds of a pass of target and
+draft by its rows, from which `python -m ssd.simulate --measured F` predicts the speeds. Beside F the tables as
+Markdown, and plots.
 """
 
 import argparse
@@ -19,10 +22,13 @@ from collections import defaultdict
 from itertools import zip_longest
 from pathlib import Path
 
+import torch
+
 from . import plots, results
+from .agreement import agreement
 from .machine import cores_of
 from .peers import SYSTEMS
-from .timing import REST, spread
+from .timing import REST, ratio, spread
 from .worker import Worker, WorkerError
 
 PROMPTS = Path(__file__).parent / "prompts"
@@ -49,14 +55,18 @@ def configurations(systems: list[str], modes: list[str], peer_modes: list[str], 
         system = SYSTEMS[name]
         for mode in modes if name == "ssd" else peer_modes:
             for precision in system.precisions:
-                if mode in system.modes and (precisions is None or precision.lower() in precisions):
+                if mode.partition(":")[0] in system.modes and (precisions is None or precision.lower() in precisions):
                     yield name, mode, precision
 
 
 def start(configuration, cores: list[int], target: str, options: dict) -> Worker | None:
     system, mode, precision = configuration
     args = {"target": target, "precision": precision, "mode": mode, **options.get(system, {})}
+    if mode == "assisted":
+        args["assistant"] = options.get("assistant")
     try:
+        if SYSTEMS[system].gpu and not torch.cuda.is_available():
+            raise WorkerError("it needs a GPU")
         return Worker(SYSTEMS[system].factory, cores, args)
     except WorkerError as e:
         print(f"{system} {mode} {precision} left out: {e}", file=sys.stderr)
@@ -73,16 +83,6 @@ def take_turns(workers: dict, prompts: list[list[int]], max_tokens: int, repeats
     return runs
 
 
-def agreement(runs: dict, configuration: tuple) -> dict[str, float]:
-    """Share of prompts with the same tokens, by each other configuration of the same precision."""
-    mine = [r["tokens"] for r in runs[configuration]]
-    return {
-        f"{system} {mode}": sum(a == r["tokens"] for a, r in zip(mine, other, strict=True)) / len(mine)
-        for (system, mode, precision), other in runs.items()
-        if precision == configuration[2] and (system, mode, precision) != configuration
-    }
-
-
 def total(parts: list[dict]) -> dict:
     """Sums of dictionaries of numbers, of lists of them by place and of dictionaries, key by key."""
     out: dict = {}
@@ -96,29 +96,28 @@ def total(parts: list[dict]) -> dict:
     return out
 
 
-def measure(n: int, wanted: list[tuple], target: str, options: dict, workloads: dict, args) -> tuple[list, list, list]:
-    cores, rows, prefill, costs = cores_of(n), [], [], []
+def measure(n: int, wanted: list[tuple], target: str, options: dict, workloads: dict, args) -> dict[str, list]:
+    """`rows`, `agreement`, `prefill` and `costs` on n cores."""
+    cores, rows, prefill, costs, texts = cores_of(n), [], [], [], defaultdict(list)
     workers = {c: w for c in wanted if (w := start(c, cores, target, options))}
     try:
         first = next(iter(workloads.values()))[0]
-        for worker in workers.values():
-            worker.call("generate", ids=first, max_tokens=WARM_UP_TOKENS)
+        for c, worker in list(workers.items()):
+            try:
+                worker.call("generate", ids=first, max_tokens=WARM_UP_TOKENS)
+            except WorkerError as e:
+                print(f"{' '.join(c)} left out: {e}", file=sys.stderr)
+                workers.pop(c).close()
         for workload, prompts in workloads.items() if workers else ():
             runs = take_turns(workers, prompts, args.max_tokens, args.repeats)
-            for c in workers:
-                rates = [r["decode_tokens"] / r["decode_seconds"] for r in runs[c]]
-                seconds = [r["prefill_seconds"] for r in runs[c]]
-                whole = [r["prefill_seconds"] + r["decode_seconds"] for r in runs[c]]
-                rows.append(
-                    {**keys(c, n), "workload": workload, "prompts": len(prompts), "max_tokens": args.max_tokens}
-                    | {"tokens_per_second": spread(rates), "prefill_seconds": spread(seconds)["median"]}
-                    | {"total_seconds": spread(whole)["median"], "agreement": agreement(runs, c)}
-                    | ({"counts": total([r["counts"] for r in runs[c]])} if "counts" in runs[c][0] else {})
-                )
-            for (system, mode, precision), worker in workers.items():
-                if (system, mode) == ("ssd", "sd"):  # beside the runs, so that a disturbance meets them too
+            for c, worker in workers.items():
+                about = {"workload": workload, "prompts": len(prompts), "max_tokens": args.max_tokens}
+                counts = {"counts": total([r["counts"] for r in runs[c]])} if "counts" in runs[c][0] else {}
+                rows.append(keys(c, n) | about | summary(runs, c) | counts)
+                texts[c] += [r["tokens"] for r in runs[c][: len(prompts)]]
+                if c[:2] == ("ssd", "sd"):  # beside the runs, so that a disturbance meets them too
                     time.sleep(REST)
-                    costs.append({"precision": precision, "cores": n, "workload": workload} | worker.call("costs"))
+                    costs.append({"precision": c[2], "cores": n, "workload": workload} | worker.call("costs"))
         if args.prefill and workers:
             runs = take_turns(workers, long_prompts(workloads, args.prefill), 1)
             for c in workers:
@@ -130,7 +129,21 @@ def measure(n: int, wanted: list[tuple], target: str, options: dict, workloads: 
     finally:
         for worker in workers.values():
             worker.close()
-    return rows, prefill, costs
+    same = [{"cores": n, **pair} for pair in agreement(texts)]
+    return {"rows": rows, "agreement": same, "prefill": prefill, "costs": costs}
+
+
+def summary(runs: dict, configuration: tuple) -> dict:
+    """What a configuration's runs of one workload came to."""
+    mine, plain = runs[configuration], (configuration[0], "ar", configuration[2])
+    times = {c: [r["decode_seconds"] / max(r["decode_tokens"], 1) for r in runs[c]] for c in (configuration, plain)}
+    return {
+        "tokens_per_second": spread([r["decode_tokens"] / r["decode_seconds"] for r in mine]),
+        "speed_up": ratio(times, configuration, plain) if times[plain] else None,
+        "prefill_seconds": spread([r["prefill_seconds"] for r in mine]),
+        "decode_seconds": spread([r["decode_seconds"] for r in mine]),
+        "total_seconds": spread([r["prefill_seconds"] + r["decode_seconds"] for r in mine]),
+    }
 
 
 def keys(configuration: tuple, cores: int) -> dict:
@@ -148,11 +161,13 @@ def long_prompts(workloads: dict, length: int, count: int = 5) -> list[list[int]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", help="folder or id of the model; the default target otherwise")
-    parser.add_argument("--modes", default="ar", help="modes of ssd: ar, sd, ssd, auto")
-    parser.add_argument("--peers", default="transformers,llama_cpp", help="other systems, or an empty string")
-    parser.add_argument("--peer-modes", default="ar", help="modes of the others: ar, lookup")
+    parser.add_argument("--modes", default="ar,sd,ssd,auto", help="of ssd; sd:3 is sd with -k 3 (%(default)s)")
+    parser.add_argument("--peers", default=",".join(SYSTEMS), help="other systems, or an empty string (all)")
+    parser.add_argument("--peer-modes", default="ar,lookup", help="of the others: ar, lookup, assisted (%(default)s)")
+    parser.add_argument("--assistant", metavar="DIR", help="draft of the others' mode assisted, which it adds")
     parser.add_argument("--precisions", help="only these, such as bf16,q4_1; by default all that a system has")
     parser.add_argument("--cores", default="1,2", help="numbers of cores")
+    parser.add_argument("--device", help="of ssd and transformers, such as cuda")
     parser.add_argument("--data", nargs="+", metavar="FILE.jsonl", help="files of prompts; three of our own otherwise")
     parser.add_argument("--limit", type=int, help="prompts of each file")
     parser.add_argument("--max-tokens", type=int, default=128)
@@ -169,26 +184,38 @@ def main() -> None:
     tokenizer = Tokenizer(target)
     texts = read_workloads(args.data or sorted(map(str, PROMPTS.glob("*.jsonl"))), args.limit)
     workloads = {w: [tokenizer.encode_chat([{"role": "user", "content": p}]) for p in ps] for w, ps in texts.items()}
-    systems = ["ssd", *filter(None, args.peers.split(","))]
+    systems = list(dict.fromkeys(["ssd", *filter(None, args.peers.split(","))]))
     if unknown := [s for s in systems if s not in SYSTEMS]:
         parser.error(f"--peers: {unknown[0]} is unknown, wanted some of {', '.join(SYSTEMS)}")
     precisions = args.precisions and args.precisions.lower().split(",")
-    wanted = list(configurations(systems, args.modes.split(","), args.peer_modes.split(","), precisions))
+    peer_modes = args.peer_modes.split(",")
+    if args.assistant and "assisted" not in peer_modes:
+        peer_modes.append("assisted")
+    wanted = list(configurations(systems, args.modes.split(","), peer_modes, precisions))
+    device = {"device": args.device} if args.device else {}
     options = {
-        "ssd": {"draft": args.draft} if args.draft else {},
+        "ssd": device | ({"draft": args.draft} if args.draft else {}),
+        "transformers": device,
         "llama_cpp": {"gguf": args.gguf} if args.gguf else {},
+        "assistant": args.assistant,
     }
 
-    rows, prefill, costs = [], [], []
+    found = defaultdict(list)
     for n in map(int, args.cores.split(",")):
-        more = measure(n, wanted, target, options, workloads, args)
-        rows, prefill, costs = (kept + new for kept, new in zip((rows, prefill, costs), more, strict=True))
-        results.write(args.json, rows, prefill=prefill, costs=costs)
-    plots.beside(args.json, plots.decode, rows)
-    columns = ["system", "mode", "precision", "cores", "workload", "tokens_per_second", "prefill_seconds"]
-    print(results.table(rows, [*columns, "total_seconds", "peak_bytes"]))
-    if prefill:
-        print(results.table(prefill, ["system", "mode", "precision", "cores", "prompt_tokens", "seconds"]))
+        for part, more in measure(n, wanted, target, options, workloads, args).items():
+            found[part] += more
+        results.write(args.json, **found)
+    for name, draw in plots.DECODE.items():
+        plots.beside(args.json, draw, found["rows"], name)
+    columns = ["system", "mode", "precision", "cores", "workload", "tokens_per_second", "speed_up", "prefill_seconds"]
+    tables = [results.table(found["rows"], [*columns, "total_seconds", "peak_bytes"])]
+    pairs = [p for p in found["agreement"] if p["modes"] == "ar, ar"] or found["agreement"]
+    for rows in (pairs, found["prefill"]):
+        if rows:
+            tables.append(results.table(rows, list(rows[0])))
+    print("\n\n".join(tables))
+    if args.json:
+        Path(args.json).with_suffix(".md").write_text("\n\n".join(tables) + "\n")
 
 
 if __name__ == "__main__":

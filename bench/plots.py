@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def beside(path: str | None, draw: Callable, rows: list[dict]) -> None:
-    """Draws rows into the PNG beside the JSON file; without a file, rows or matplotlib nothing is drawn."""
+def beside(path: str | None, draw: Callable, rows: list[dict], name: str = "") -> None:
+    """Draws rows into the PNG beside the JSON file, `name` behind its own; without a file, rows, something to draw or
+    matplotlib nothing is drawn."""
     if not path or not rows:
         return
     try:
@@ -21,7 +22,9 @@ def beside(path: str | None, draw: Callable, rows: list[dict]) -> None:
         return
     matplotlib.use("Agg")
     figure = draw(rows)
-    figure.savefig(Path(path).with_suffix(".png"), dpi=120, bbox_inches="tight")
+    if figure:
+        path = Path(path)
+        figure.savefig(path.with_name(f"{path.stem}{name}.png"), dpi=120, bbox_inches="tight")
 
 
 def panels(count: int, title: str, height: float = 3.2):
@@ -88,27 +91,102 @@ def kernels(rows: list[dict]):
     return figure
 
 
-def decode(rows: list[dict]):
-    """Tokens per second of every system by workload, one panel for each number of cores."""
+def bars(rows: list[dict], title: str, label: str, value: Callable[[dict], dict]):
+    """A bar for every system by workload, one panel for each number of cores; value: {median, min, max} of a row."""
     by_cores = groups(rows, "cores")
-    figure, axes = panels(len(by_cores), "tokens per second, batch 1, greedy", height=4)
+    figure, axes = panels(len(by_cores), title, height=4)
     for axis, ((cores,), part) in zip(axes, by_cores.items(), strict=True):
         workloads = list(dict.fromkeys(r["workload"] for r in part))
         systems = groups(part, "system", "mode", "precision")
         width = 0.85 / len(systems)
-        for i, (name, bars) in enumerate(systems.items()):
-            speeds = [r["tokens_per_second"] for r in bars]
-            places = [workloads.index(r["workload"]) + i * width for r in bars]
-            error = [[s["median"] - s["min"] for s in speeds], [s["max"] - s["median"] for s in speeds]]
-            axis.bar(places, [s["median"] for s in speeds], width, yerr=error, label=" ".join(name))
+        for i, (name, those) in enumerate(systems.items()):
+            heights = [value(r) for r in those]
+            places = [workloads.index(r["workload"]) + i * width for r in those]
+            error = [[h["median"] - h["min"] for h in heights], [h["max"] - h["median"] for h in heights]]
+            axis.bar(
+                places,
+                [h["median"] for h in heights],
+                width,
+                yerr=error,
+                label=" ".join(name),
+                color=colour(i, systems),
+            )
         axis.set_xticks([i + 0.42 - width / 2 for i in range(len(workloads))], workloads)
-        axis.set(ylabel="tokens per second", title=f"{cores} core{'s' * (cores > 1)}")
-        axis.legend(fontsize=7)
+        axis.set(ylabel=label, title=f"{cores} core{'s' * (cores > 1)}")
+        axis.legend(fontsize=6, loc="upper left", bbox_to_anchor=(1, 1))
     figure.tight_layout()
     return figure
 
 
+def colour(i: int, of) -> tuple:
+    import matplotlib
+
+    return matplotlib.colormaps["turbo"]((i + 0.5) / len(of))
+
+
+def decode(rows: list[dict]):
+    """Tokens per second of every system by workload."""
+    return bars(rows, "tokens per second, batch 1, greedy", "tokens per second", lambda r: r["tokens_per_second"])
+
+
+def speed_up(rows: list[dict]):
+    """How many times as fast as the same system's plain decoding, by workload."""
+    rows = [r for r in rows if r.get("speed_up") and r["mode"] != "ar"]
+    same = lambda r: dict.fromkeys(("median", "min", "max"), r["speed_up"])  # noqa: E731
+    return bars(rows, "speed-up over plain decoding", "times as fast", same) if rows else None
+
+
+def accepted(rows: list[dict]):
+    """Tokens of a round by the most that a speculation may have, one panel for each workload."""
+    rows = [r | dict(zip(("kind", "k"), r["mode"].split(":"), strict=True)) for r in rows if ":" in r["mode"]]
+    if not rows:
+        return None
+    by_workload = groups(rows, "workload")
+    figure, axes = panels(len(by_workload), "accepted length, bonus token included")
+    for axis, ((workload,), part) in zip(axes, by_workload.items(), strict=True):
+        for name, line in groups(part, "kind", "precision", "cores").items():
+            points = sorted((int(r["k"]), r["counts"]["decode_tokens"] / r["counts"]["rounds"]) for r in line)
+            axis.plot(*zip(*points, strict=True), marker="o", label="{} {}, {} cores".format(*name))
+        axis.set(xlabel="K", ylabel="tokens a round", title=workload)
+        axis.legend(fontsize="small")
+    figure.tight_layout()
+    return figure
+
+
+def split(rows: list[dict]):
+    """What a round is spent on, mean over workloads, one panel for each number of cores."""
+    rows = [r for r in rows if r.get("counts")]
+    if not rows:
+        return None
+    by_cores = groups(rows, "cores")
+    figure, axes = panels(len(by_cores), "time of a round, mean over workloads")
+    for axis, ((cores,), part) in zip(axes, by_cores.items(), strict=True):
+        modes = groups(part, "mode", "precision")
+        labels, below = [" ".join(m) for m in modes], [0.0] * len(modes)
+        for what in spent_on(part[0]["counts"]):
+            spent = [sum(spent_on(r["counts"])[what] for r in those) / len(those) for those in modes.values()]
+            axis.barh(labels, spent, left=below, label=what)
+            below = [a + b for a, b in zip(below, spent, strict=True)]
+        axis.set(xlabel="milliseconds", title=f"{cores} core{'s' * (cores > 1)}")
+        axis.legend(fontsize="small")
+    figure.tight_layout()
+    return figure
+
+
+def spent_on(counts: dict) -> dict[str, float]:
+    """Milliseconds of a decode pass; draft: or the wait for it, rest: the engine's own."""
+    parts = {"draft": "draft", "target": "forward", "verify": "sample"}
+    seconds = {name: counts[f"decode_{field}_seconds"] for name, field in parts.items()}
+    seconds["rest"] = counts["decode_seconds"] - sum(seconds.values())
+    return {name: 1e3 * s / max(counts["decode_passes"], 1) for name, s in seconds.items()}
+
+
+DECODE = {"": decode, "_speed_up": speed_up, "_accepted": accepted, "_split": split}  # by what follows a file's name
+
+
 if __name__ == "__main__":
     for file in sys.argv[1:]:
-        name = next(n for n in ("linear", "kernels", "decode", "hit_rate") if n in Path(file).stem)
-        beside(file, globals()[name], json.loads(Path(file).read_text())["rows"])
+        rows, name = json.loads(Path(file).read_text())["rows"], Path(file).stem
+        alone = next((n for n in ("linear", "kernels", "hit_rate") if n in name), None)
+        for suffix, draw in ({"": globals()[alone]} if alone else DECODE).items():
+            beside(file, draw, rows, suffix)

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from bench import decode, results, timing
+from bench import decode, plots, results, timing
+from bench.agreement import agreement
 from bench.peers import SYSTEMS, System, gguf_file, timeline
 from bench.worker import Worker, WorkerError
 
@@ -89,7 +90,8 @@ def test_decode_measures_who_is_there(monkeypatch, capsys):
     args = Namespace(max_tokens=6, repeats=2, prefill=9)
     workloads = {"one": [[1, 2], [3]], "two": [[4]]}
     options = {"absent": {"refuse": "it is not installed"}}
-    rows, prefill, costs = decode.measure(1, wanted, "slow", options, workloads, args)
+    found = decode.measure(1, wanted, "slow", options, workloads, args)
+    rows = found["rows"]
     assert "absent ar bf16 left out: FileNotFoundError: it is not installed" in capsys.readouterr().err
     assert [(r["system"], r["mode"], r["workload"]) for r in rows] == [
         ("fake", mode, workload) for workload in workloads for mode in ("ar", "lookup")
@@ -98,21 +100,58 @@ def test_decode_measures_who_is_there(monkeypatch, capsys):
         rate = row["tokens_per_second"]
         assert row["precision"] == "bf16" and row["cores"] == 1 and row["peak_bytes"] > 1 << 20
         assert 0 < rate["min"] <= rate["median"] <= rate["max"] < 250  # a token takes at least 4 ms
-        assert 0.024 <= row["total_seconds"] and 0.004 <= row["prefill_seconds"]
-        assert list(row["agreement"].values()) == [1.0]
-    assert [p["prompt_tokens"] for p in prefill] == [9, 9] and costs == []
+        assert 0.02 <= row["decode_seconds"]["min"] <= row["decode_seconds"]["max"]
+        assert 0.024 <= row["total_seconds"]["median"] and 0.004 <= row["prefill_seconds"]["median"]
+        assert row["speed_up"] == 1.0 if row["mode"] == "ar" else row["speed_up"] > 0
+    pair = {"cores": 1, "precision": "bf16", "a": "fake ar", "b": "fake lookup", "modes": "ar, lookup"}
+    assert found["agreement"] == [{**pair, "prompts": 3, "same": 1.0, "same_tokens": 1.0}]
+    assert [p["prompt_tokens"] for p in found["prefill"]] == [9, 9] and found["costs"] == []
+
+
+def test_what_fails_its_warm_up_or_needs_a_gpu_is_left_out(monkeypatch, capsys):
+    monkeypatch.setitem(SYSTEMS, "fake", System(FAKE, ("ar",), ("bf16",)))
+    monkeypatch.setitem(SYSTEMS, "far", System(FAKE, ("ar",), ("bf16",), gpu=True))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    args = Namespace(max_tokens=6, repeats=1, prefill=None)
+    wanted = [("fake", "ar", "bf16"), ("far", "ar", "bf16")]
+    found = decode.measure(1, wanted, "slow", {}, {"one": [[]]}, args)  # no prompt: the fake raises
+    assert found == {"rows": [], "agreement": [], "prefill": [], "costs": []}
+    error = capsys.readouterr().err
+    assert "far ar bf16 left out: it needs a GPU" in error and "fake ar bf16 left out: IndexError" in error
 
 
 def test_agreement_is_by_precision():
-    def run(*tokens):
-        return [{"tokens": list(t)} for t in tokens]
-
-    runs = {
-        ("a", "ar", "bf16"): run([1], [2]),
-        ("b", "ar", "bf16"): run([1], [3]),
-        ("b", "ar", "fp32"): run([9], [9]),
+    texts = {
+        ("a", "ar", "bf16"): [[1, 2, 3, 4], [2, 2]],
+        ("b", "ar", "bf16"): [[1, 2, 3, 9], [2, 2]],
+        ("b", "ar", "fp32"): [[9], [9]],
     }
-    assert decode.agreement(runs, ("a", "ar", "bf16")) == {"b ar": 0.5}
+    pair = {"precision": "bf16", "a": "a ar", "b": "b ar", "modes": "ar, ar", "prompts": 2}
+    assert agreement(texts) == [{**pair, "same": 0.5, "same_tokens": 0.875}]
+
+
+def test_plots_of_decoding(tmp_path):
+    pytest.importorskip("matplotlib")
+    counts = {"decode_tokens": 20, "rounds": 10, "decode_passes": 10, "decode_seconds": 0.05}
+    counts |= {"decode_draft_seconds": 0.01, "decode_forward_seconds": 0.03, "decode_sample_seconds": 0.001}
+    assert plots.spent_on(counts) == pytest.approx({"draft": 1, "target": 3, "verify": 0.1, "rest": 0.9})
+    speeds = {"tokens_per_second": {"median": 2.0, "min": 1.0, "max": 3.0}, "speed_up": 1.5}
+    names = [("ssd", mode, "bf16") for mode in ("ar", "sd:1", "sd:3")] + [("other", "ar", "fp32")]
+    rows = [
+        dict(zip(("system", "mode", "precision"), name, strict=True)) | {"cores": c, "workload": w} | speeds
+        for name in names
+        for c in (1, 2)
+        for w in ("code", "maths")
+    ]
+    for row in rows:
+        row |= {"counts": counts} if row["system"] == "ssd" else {}
+    for name, draw in plots.DECODE.items():
+        plots.beside(str(tmp_path / "decode.json"), draw, rows, name)
+        assert (tmp_path / f"decode{name}.png").stat().st_size > 1000
+    plain = [r for r in rows if r["system"] == "other"]
+    for name in ("_accepted", "_split", "_speed_up"):  # nothing to draw
+        plots.beside(str(tmp_path / "plain.json"), plots.DECODE[name], plain, name)
+    assert not list(tmp_path.glob("plain*"))
 
 
 def test_long_prompts_have_the_length_and_differ():

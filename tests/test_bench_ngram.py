@@ -9,7 +9,7 @@ from bench import ngram
 
 def test_replay_counts_what_a_verification_would_have_accepted():
     prompt, answer = [1, 2, 3, 4, 5, 6, 9], [1, 2, 3, 4, 8, 5, 6]
-    # after 1, which came with the prompt's pass: 2 3 4 are right and 8 is drawn; nothing; 6 is the last, so none is wanted
+    # after 1, which came with the prompt's pass: 2 3 4 are right, then nothing, then nothing is wanted
     # pairs: nothing after 9 1; 3 4 are right after 1 2
     assert ngram.replay(prompt, answer, ngram.MATCHERS["automaton"](prompt, answer), 3) == (3, 3, 3)
     assert ngram.replay(prompt, answer, ngram.MATCHERS["n-grams"](prompt, answer), 3) == (

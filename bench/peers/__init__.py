@@ -2,10 +2,14 @@
 
 Peer(cores, target, precision, mode, **options): target is a model folder; whoever lacks its package or file raises
 with one sentence that says what to install. generate(ids, max_tokens) decodes greedily past any end-of-sequence
-token and returns what `timeline` makes of it.
+token and returns what `timeline` makes of it. Modes of other systems: "ar" (plain), "lookup" (prompt lookup),
+"assisted" (speculation with the draft model of the option `assistant`, an independent one of the same vocabulary).
 """
 
+import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -13,12 +17,17 @@ class System:
     factory: str  # "module:class" for a worker
     modes: tuple[str, ...]
     precisions: tuple[str, ...]  # the first ones that matter come first
+    gpu: bool = False  # whether it needs one
 
 
 SYSTEMS = {
     "ssd": System("bench.peers.ssd:Peer", ("ar", "sd", "ssd", "auto"), ("bf16", "int8", "q4", "fp32")),
-    "transformers": System("bench.peers.transformers:Peer", ("ar", "lookup"), ("bf16", "fp32")),
+    "transformers": System("bench.peers.transformers:Peer", ("ar", "lookup", "assisted"), ("bf16", "fp32")),
     "llama_cpp": System("bench.peers.llama_cpp:Peer", ("ar", "lookup"), ("Q4_1", "Q8_0", "F16")),
+    "ctranslate2": System("bench.peers.ctranslate2:Peer", ("ar",), ("int8", "fp32")),
+    "openvino": System("bench.peers.openvino:Peer", ("ar", "lookup", "assisted"), ("Q8_0", "bf16", "fp32")),
+    "vllm": System("bench.peers.vllm:Peer", ("ar", "lookup", "assisted"), ("bf16", "fp32"), gpu=True),
+    "sglang": System("bench.peers.sglang:Peer", ("ar", "lookup", "assisted"), ("bf16", "fp32"), gpu=True),
 }
 
 
@@ -40,3 +49,31 @@ def timeline(start: float, arrivals: list[tuple[float, list[int]]], limit: int) 
         "decode_seconds": end - arrivals[0][0],
         "decode_tokens": decoded,
     }
+
+
+def missing(package: str, install: str | None = None) -> ImportError:
+    return ImportError(f"{package} is not installed: pip install {install or package}")
+
+
+def need_assistant(assistant: str | None) -> str:
+    """The folder of the draft. Raises ValueError without one."""
+    if not assistant:
+        raise ValueError("assisted needs --assistant with the folder of an independent draft (a feature draft is none)")
+    return assistant
+
+
+def converted(source: Path, kind: str, make: Callable[[Path], object]) -> Path:
+    """The file or folder that make(path) writes from a model, made once and kept in the cache folder; anew where the
+    model's file has changed."""
+    from ssd.model.hub import cache_folder
+
+    source = source.resolve()
+    weights = source / "model.safetensors" if source.is_dir() else source
+    stamp = hashlib.sha256(f"{source} {weights.stat().st_mtime_ns}".encode()).hexdigest()[:12]
+    path = cache_folder() / "peers" / f"{source.stem}-{stamp}.{kind}"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        making = path.with_name(f"making-{path.name}")
+        make(making)
+        making.rename(path)
+    return path

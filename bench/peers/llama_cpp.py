@@ -3,21 +3,22 @@
 import time
 from pathlib import Path
 
-from . import timeline
+from . import missing, timeline
+from .gguf_file import gguf_of
 
 LOOKUP_TOKENS = 2  # what llama-cpp-python recommends without a GPU
 
 
 class Peer:
-    """gguf: a file whose tensors have the stated precision; by default the one in or beside the target's folder."""
+    """gguf: a file whose tensors have the stated precision; by default that of gguf_of."""
 
     def __init__(self, cores, target, precision, mode, gguf=None, context=4096):
         try:
             from llama_cpp import Llama
             from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
         except ImportError:
-            raise ImportError("llama_cpp is not installed: pip install llama-cpp-python") from None
-        path = gguf or find(Path(target), precision)
+            raise missing("llama_cpp", "llama-cpp-python") from None
+        path = gguf or gguf_of(Path(target), precision)
         draft = LlamaPromptLookupDecoding(num_pred_tokens=LOOKUP_TOKENS) if mode == "lookup" else None
         threads = {"n_threads": len(cores), "n_threads_batch": len(cores)}
         self.llama = Llama(str(path), n_ctx=context, draft_model=draft, verbose=False, **threads)
@@ -31,14 +32,3 @@ class Peer:
             if len(arrivals) == max_tokens:
                 break
         return timeline(start, arrivals, max_tokens)
-
-
-def find(target: Path, precision: str) -> Path:
-    found = [p for folder in (target, target.parent) for p in sorted(folder.glob("*.gguf"))]
-    named = [p for p in found if precision.lower() in p.name.lower()]
-    if not named:
-        raise FileNotFoundError(
-            f"llama_cpp needs a GGUF file with {precision} in its name in {target} or its parent: "
-            f"`python -m bench.peers.gguf_file` writes one"
-        )
-    return named[0]

@@ -8,10 +8,14 @@ from . import timeline
 
 
 class Peer:
+    """mode: "sd:3" is sd with k 3. options: of LLM."""
+
     def __init__(self, cores, target, precision, mode, **options):
         from ssd import LLM, SamplingParams
 
         bind(cores)
+        mode, _, k = mode.partition(":")
+        options |= {"k": int(k)} if k else {}
         self.cores, threads = cores, cores
         if mode == "ssd":  # the last core is the draft's
             threads, options["draft_threads"] = cores[:-1] or cores, cores[-1:]

@@ -1,33 +1,40 @@
-"""Hugging Face transformers: plain generation, or prompt lookup as its own documentation recommends it."""
+"""Hugging Face transformers: plain generation, prompt lookup as its own documentation recommends it, or assisted."""
 
 import time
 
 import torch
 
-from . import timeline
+from . import missing, need_assistant, timeline
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 LOOKUP_TOKENS = 10
 
 
 class Peer:
-    def __init__(self, cores, target, precision, mode):
+    """assistant: folder of an independent draft, as a Hugging Face model with the target's vocabulary."""
+
+    def __init__(self, cores, target, precision, mode, assistant=None, device="cpu"):
         try:
             from transformers import AutoModelForCausalLM
             from transformers.utils import logging
         except ImportError:
-            raise ImportError("transformers is not installed: pip install transformers") from None
+            raise missing("transformers") from None
         logging.set_verbosity_error()
         logging.disable_progress_bar()
         torch.set_num_threads(len(cores))
-        self.model = AutoModelForCausalLM.from_pretrained(target, dtype=DTYPES[precision]).eval()
+        self.model = AutoModelForCausalLM.from_pretrained(target, dtype=DTYPES[precision]).eval().to(device)
         self.model.generation_config.eos_token_id = None  # no token ends the text
         self.model.generation_config.pad_token_id = 0
         self.options = {"prompt_lookup_num_tokens": LOOKUP_TOKENS} if mode == "lookup" else {}
+        if mode == "assisted":
+            folder = need_assistant(assistant)
+            draft = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[precision]).eval().to(device)
+            draft.generation_config.eos_token_id = None
+            self.options = {"assistant_model": draft}
 
     def generate(self, ids: list[int], max_tokens: int) -> dict:
         arrivals = Arrivals()
-        prompt = torch.tensor([ids])
+        prompt = torch.tensor([ids], device=self.model.device)
         start = time.perf_counter()
         with torch.inference_mode():
             self.model.generate(

@@ -1,0 +1,69 @@
+"""OpenVINO GenAI, on a GGUF file of the target: plain, with its prompt lookup, or with a draft model."""
+
+import time
+from pathlib import Path
+
+from . import missing, need_assistant, timeline
+from .gguf_file import gguf_of
+
+# GGUF file, arithmetic and KV cache. Files in F16 hold what the others compute from, widened or rounded once.
+FORMATS = {"Q8_0": ("Q8_0", None, None), "bf16": ("F16", "bf16", "bf16"), "fp32": ("F16", "f32", "f32")}
+LOOKUP = {"num_assistant_tokens": 5, "max_ngram_size": 3}  # of its own example
+ASSISTED = {"num_assistant_tokens": 4}
+
+
+class Peer:
+    """assistant: a folder with a GGUF file or an OpenVINO model of the draft, or a GGUF file."""
+
+    def __init__(self, cores, target, precision, mode, assistant=None):
+        try:
+            import openvino
+            import openvino_genai as genai
+        except ImportError:
+            raise missing("openvino_genai", "openvino-genai") from None
+        self.genai, self.tensor = genai, openvino.Tensor
+        file, arithmetic, cache = FORMATS[precision]
+        device = {"INFERENCE_NUM_THREADS": len(cores)}
+        if arithmetic:
+            device |= {"INFERENCE_PRECISION_HINT": arithmetic, "KV_CACHE_PRECISION": cache}
+        scheduler = genai.SchedulerConfig()
+        scheduler.enable_prefix_caching = False  # every prompt is computed
+        options, self.config = {"scheduler_config": scheduler}, genai.GenerationConfig()
+        self.config.do_sample, self.config.ignore_eos = False, True
+        if mode == "lookup":
+            options["prompt_lookup"] = True
+        elif mode == "assisted":
+            options["draft_model"] = genai.draft_model(draft_of(need_assistant(assistant)), "CPU", **device)
+        for name, value in {"lookup": LOOKUP, "assisted": ASSISTED}.get(mode, {}).items():
+            setattr(self.config, name, value)
+        self.pipeline = genai.LLMPipeline(str(gguf_of(Path(target), file)), "CPU", **options, **device)
+
+    def generate(self, ids: list[int], max_tokens: int) -> dict:
+        import numpy as np
+
+        arrivals, genai = [], self.genai
+
+        class Streamer(genai.StreamerBase):
+            def write(self, tokens):
+                arrivals.append((time.perf_counter(), [tokens] if isinstance(tokens, int) else list(tokens)))
+                return genai.StreamingStatus.RUNNING
+
+            def end(self):
+                pass
+
+        self.config.max_new_tokens = max_tokens
+        prompt = np.array([ids], np.int64)
+        inputs = genai.TokenizedInputs(self.tensor(prompt), self.tensor(np.ones_like(prompt)))
+        start = time.perf_counter()
+        self.pipeline.generate(inputs, self.config, Streamer())
+        return timeline(start, arrivals, max_tokens)
+
+
+def draft_of(assistant: str) -> str:
+    path = Path(assistant)
+    if path.is_dir() and not (path / "openvino_model.xml").exists():
+        files = sorted(path.glob("*.gguf"))
+        if not files:
+            raise FileNotFoundError(f"openvino needs a GGUF file or openvino_model.xml of the draft in {assistant}")
+        path = files[0]
+    return str(path)

@@ -1,0 +1,196 @@
+"""The adapters of other systems: those that are installed on a tiny model, the others against fakes of their API."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+from bench import peers
+from bench.peers import SYSTEMS
+from ssd import LLM, SamplingParams
+
+PROMPT = list(range(5, 45)) + list(range(5, 25))  # repeats itself, for prompt lookup
+
+
+def module(monkeypatch, name, **contents):
+    fake = ModuleType(name)
+    vars(fake).update(contents)
+    monkeypatch.setitem(sys.modules, name, fake)
+
+
+def make(system, *args, **options):
+    name, cls = SYSTEMS[system].factory.split(":")
+    return getattr(__import__(name, fromlist=[cls]), cls)(*args, **options)
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_folder):
+    llm = LLM(str(tiny_folder), "fp32", threads=1)
+    return llm.generate([PROMPT], SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True))[0].token_ids
+
+
+@pytest.mark.parametrize("mode", SYSTEMS["transformers"].modes)
+def test_transformers_says_the_same_in_every_mode(mode, tiny_folder, plain):
+    options = {"assistant": str(tiny_folder)} if mode == "assisted" else {}
+    threads = torch.get_num_threads()
+    try:
+        peer = make("transformers", [0], str(tiny_folder), "fp32", mode, **options)
+        run = peer.generate(PROMPT, 20)
+    finally:
+        torch.set_num_threads(threads)
+    assert run["tokens"] == plain and 0 < run["decode_tokens"] < 20 and run["decode_seconds"] > 0
+
+
+def test_ctranslate2_says_the_same(tiny_folder, plain, tmp_path, monkeypatch):
+    pytest.importorskip("ctranslate2")
+    monkeypatch.setattr("ssd.model.hub.cache_folder", lambda: tmp_path)
+    run = make("ctranslate2", [0], str(tiny_folder), "fp32", "ar").generate(PROMPT, 20)
+    assert run["tokens"] == plain and run["decode_tokens"] == 19
+    assert [p.suffix for p in (tmp_path / "peers").iterdir()] == [".ctranslate2-fp32"]
+
+
+def test_own_modes_take_k(tiny_folder, plain):
+    peer = make("ssd", [0], str(tiny_folder), "fp32", "sd:3", draft="ngram")
+    run = peer.generate(PROMPT, 20)
+    assert run["tokens"] == plain and peer.llm.speculation.k == 3
+    assert 1 <= run["counts"]["decode_tokens"] / run["counts"]["rounds"] <= 4
+
+
+class FakeEngine:
+    """vLLM's engine: each step gives all tokens so far, two more at a time."""
+
+    @classmethod
+    def from_engine_args(cls, args):
+        engine = cls()
+        engine.args, engine.left = args, 0
+        return engine
+
+    def add_request(self, name, prompt, params):
+        self.prompt, self.params, self.left, self.said = prompt["prompt_token_ids"], params, params.max_tokens, []
+
+    def has_unfinished_requests(self):
+        return self.left > len(self.said)
+
+    def step(self):
+        self.said += [self.prompt[-1]] * 2
+        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=tuple(self.said))])]
+
+
+@pytest.mark.parametrize("mode", SYSTEMS["vllm"].modes)
+def test_vllm(mode, monkeypatch):
+    module(monkeypatch, "vllm", EngineArgs=SimpleNamespace, LLMEngine=FakeEngine, SamplingParams=SimpleNamespace)
+    peer = make("vllm", [0], "model", "bf16", mode, **({"assistant": "small"} if mode == "assisted" else {}))
+    args = peer.engine.args
+    assert (args.model, args.dtype, args.enable_prefix_caching) == ("model", "bfloat16", False)
+    method = (args.speculative_config or {}).get("method")
+    assert method == {"ar": None, "lookup": "ngram", "assisted": "draft_model"}[mode]
+    for _ in range(2):
+        run = peer.generate([1, 2], 5)
+        assert run["tokens"] == [2] * 5 and run["decode_tokens"] == 3
+        assert peer.engine.params.ignore_eos and peer.engine.params.temperature == 0
+
+
+@pytest.mark.parametrize("mode", SYSTEMS["sglang"].modes)
+@pytest.mark.parametrize("cumulative", [True, False])
+def test_sglang(mode, cumulative, monkeypatch):
+    class Engine:
+        def __init__(self, **options):
+            self.options = options
+
+        def generate(self, input_ids, sampling_params, stream):
+            assert stream and sampling_params["ignore_eos"] and sampling_params["temperature"] == 0
+            for count in (1, 3, 3, 5):
+                said = [input_ids[-1] + i for i in range(count)]
+                yield {"output_ids": said if cumulative else said[-2:], "meta_info": {"completion_tokens": count}}
+
+    module(monkeypatch, "sglang", Engine=Engine)
+    peer = make("sglang", [0], "model", "bf16", mode, **({"assistant": "small"} if mode == "assisted" else {}))
+    algorithm = {"ar": None, "lookup": "NGRAM", "assisted": "STANDALONE"}[mode]
+    assert peer.engine.options.get("speculative_algorithm") == algorithm
+    run = peer.generate([7], 5)
+    assert run["tokens"] == [7, 8, 9, 10, 11] and run["decode_tokens"] == 4
+
+
+def openvino_fake(monkeypatch, made):
+    class Pipeline:
+        def __init__(self, path, device, **options):
+            made.update(path=path, device=device, options=options)
+
+        def generate(self, inputs, config, streamer):
+            assert config.ignore_eos and not config.do_sample
+            last = int(inputs.ids[0, -1])
+            for piece in (last, [last, last]):
+                streamer.write(piece)
+
+    genai = dict(
+        LLMPipeline=Pipeline, SchedulerConfig=SimpleNamespace, GenerationConfig=SimpleNamespace, StreamerBase=object,
+        StreamingStatus=SimpleNamespace(RUNNING=0), TokenizedInputs=lambda ids, mask: SimpleNamespace(ids=ids),
+        draft_model=lambda path, device, **options: (path, options),
+    )  # fmt: skip
+    module(monkeypatch, "openvino", Tensor=lambda x: x)
+    module(monkeypatch, "openvino_genai", **genai)
+
+
+@pytest.mark.parametrize("mode", SYSTEMS["openvino"].modes)
+def test_openvino(mode, monkeypatch, tmp_path):
+    made = {}
+    openvino_fake(monkeypatch, made)
+    file = tmp_path / "model.F16.gguf"
+    file.touch()
+    peer = make(
+        "openvino", [0, 1], str(tmp_path), "bf16", mode, **({"assistant": str(file)} if mode == "assisted" else {})
+    )
+    options = made["options"]
+    assert made["path"] == str(file) and not options["scheduler_config"].enable_prefix_caching
+    assert options["INFERENCE_PRECISION_HINT"] == "bf16" and options["INFERENCE_NUM_THREADS"] == 2
+    assert options.get("prompt_lookup", False) == (mode == "lookup")
+    assert ("draft_model" in options) == (mode == "assisted")
+    run = peer.generate([4, 6], 3)
+    assert run["tokens"] == [6, 6, 6] and run["decode_tokens"] == 2
+
+
+@pytest.mark.parametrize("system", [s for s in SYSTEMS if s not in ("ssd",)])
+def test_absent_systems_say_what_to_install(system, monkeypatch, tmp_path):
+    for name in ("transformers", "llama_cpp", "ctranslate2", "openvino_genai", "vllm", "sglang"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match=r"is not installed: pip install \S+"):
+        make(system, [0], str(tmp_path), SYSTEMS[system].precisions[0], "ar")
+
+
+def test_assisted_needs_a_draft(monkeypatch):
+    module(monkeypatch, "vllm", EngineArgs=SimpleNamespace, LLMEngine=FakeEngine, SamplingParams=SimpleNamespace)
+    with pytest.raises(ValueError, match="assisted needs --assistant with the folder of an independent draft"):
+        make("vllm", [0], "model", "bf16", "assisted")
+
+
+def test_converted_files_are_made_once_and_anew_when_the_model_changes(tmp_path, monkeypatch):
+    import os
+
+    monkeypatch.setattr("ssd.model.hub.cache_folder", lambda: tmp_path / "cache")
+    model, calls = tmp_path / "m.Q4_1.gguf", []
+    model.write_text("a")
+
+    def write(path):
+        calls.append(path)
+        path.write_text("b")
+
+    first = peers.converted(model, "F16.gguf", write)
+    assert peers.converted(model, "F16.gguf", write) == first and len(calls) == 1 and first.read_text() == "b"
+    os.utime(model, ns=(1, 1))
+    assert peers.converted(model, "F16.gguf", write) != first and len(calls) == 2
+
+
+def test_gguf_of_finds_the_named_file_and_says_what_is_missing(tmp_path):
+    from bench.peers.gguf_file import gguf_of
+
+    folder = tmp_path / "model"
+    folder.mkdir()
+    with pytest.raises(FileNotFoundError, match="wanted a GGUF file with Q4_1 in its name in"):
+        gguf_of(folder, "Q4_1")
+    (tmp_path / "other.q8_0.gguf").touch()
+    assert gguf_of(folder, "Q8_0").name == "other.q8_0.gguf"
+    (folder / "mine.Q8_0.gguf").touch()
+    assert gguf_of(folder, "Q8_0").name == "mine.Q8_0.gguf"
+    with pytest.raises(FileNotFoundError):
+        gguf_of(folder, "Q4_1")  # four bits are not made of eight
