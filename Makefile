@@ -59,7 +59,7 @@ gpu-check:
 
 # The other systems are optional: .venv/bin/pip install -r bench/requirements.txt
 bench-e2e: dev
-	$(PY) -m bench.decode --json $(RESULTS)/decode.json $(ARGS)
+	$(PY) -m bench.decode --limit 3 --max-tokens 96 --json $(RESULTS)/decode.json $(ARGS)
 
 clean:
 	rm -rf .venv build ssd/*.so *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -139,11 +139,11 @@ def test_openvino(mode, monkeypatch, tmp_path):
     file = tmp_path / "model.F16.gguf"
     file.touch()
     peer = make(
-        "openvino", [0, 1], str(tmp_path), "bf16", mode, **({"assistant": str(file)} if mode == "assisted" else {})
+        "openvino", [0, 1], str(tmp_path), "F16", mode, **({"assistant": str(file)} if mode == "assisted" else {})
     )
     options = made["options"]
     assert made["path"] == str(file) and not options["scheduler_config"].enable_prefix_caching
-    assert options["INFERENCE_PRECISION_HINT"] == "bf16" and options["INFERENCE_NUM_THREADS"] == 2
+    assert options["INFERENCE_PRECISION_HINT"] == "f32" and options["INFERENCE_NUM_THREADS"] == 2
     assert options.get("prompt_lookup", False) == (mode == "lookup")
     assert ("draft_model" in options) == (mode == "assisted")
     run = peer.generate([4, 6], 3)
@@ -194,3 +194,26 @@ def test_gguf_of_finds_the_named_file_and_says_what_is_missing(tmp_path):
     assert gguf_of(folder, "Q8_0").name == "mine.Q8_0.gguf"
     with pytest.raises(FileNotFoundError):
         gguf_of(folder, "Q4_1")  # four bits are not made of eight
+
+
+def test_an_independent_draft_becomes_a_hugging_face_model(tiny_folder, tmp_path):
+    from draft_helpers import write_draft
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    from bench.peers.hf_draft import export
+
+    folder = write_draft(tmp_path / "draft", depth=2)
+    export(folder, tiny_folder, tmp_path / "hf")
+    model, report = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    weights, name = model.state_dict(), "model.embed_tokens.weight"
+    assert torch.equal(weights[name].float(), load_file(tiny_folder / "model.safetensors")[name].bfloat16().float())
+    head = load_file(folder / "model.safetensors")["lm_head.weight"]
+    assert torch.equal(weights["lm_head.weight"].float(), head.bfloat16().float())
+    for options, words in (
+        (dict(layers=[0, 1, 2]), "got a feature draft"),
+        (dict(outputs=60), "got 60 tokens, wanted"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            export(write_draft(tmp_path / words[4:7], **options), tiny_folder, tmp_path / "no")

@@ -25,7 +25,7 @@ SYSTEMS = {
     "transformers": System("bench.peers.transformers:Peer", ("ar", "lookup", "assisted"), ("bf16", "fp32")),
     "llama_cpp": System("bench.peers.llama_cpp:Peer", ("ar", "lookup"), ("Q4_1", "Q8_0", "F16")),
     "ctranslate2": System("bench.peers.ctranslate2:Peer", ("ar",), ("int8", "fp32")),
-    "openvino": System("bench.peers.openvino:Peer", ("ar", "lookup", "assisted"), ("Q8_0", "bf16", "fp32")),
+    "openvino": System("bench.peers.openvino:Peer", ("ar", "lookup", "assisted"), ("Q8_0", "bf16", "F16")),
     "vllm": System("bench.peers.vllm:Peer", ("ar", "lookup", "assisted"), ("bf16", "fp32"), gpu=True),
     "sglang": System("bench.peers.sglang:Peer", ("ar", "lookup", "assisted"), ("bf16", "fp32"), gpu=True),
 }

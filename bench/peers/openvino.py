@@ -6,8 +6,8 @@ from pathlib import Path
 from . import missing, need_assistant, timeline
 from .gguf_file import gguf_of
 
-# GGUF file, arithmetic and KV cache. Files in F16 hold what the others compute from, widened or rounded once.
-FORMATS = {"Q8_0": ("Q8_0", None, None), "bf16": ("F16", "bf16", "bf16"), "fp32": ("F16", "f32", "f32")}
+# File, arithmetic and KV cache by precision; None: its own choice.
+FORMATS = {"Q8_0": ("Q8_0", None), "bf16": ("F16", "bf16"), "F16": ("F16", "f32")}
 LOOKUP = {"num_assistant_tokens": 5, "max_ngram_size": 3}  # of its own example
 ASSISTED = {"num_assistant_tokens": 4}
 
@@ -22,10 +22,10 @@ class Peer:
         except ImportError:
             raise missing("openvino_genai", "openvino-genai") from None
         self.genai, self.tensor = genai, openvino.Tensor
-        file, arithmetic, cache = FORMATS[precision]
+        file, arithmetic = FORMATS[precision]
         device = {"INFERENCE_NUM_THREADS": len(cores)}
         if arithmetic:
-            device |= {"INFERENCE_PRECISION_HINT": arithmetic, "KV_CACHE_PRECISION": cache}
+            device |= {"INFERENCE_PRECISION_HINT": arithmetic, "KV_CACHE_PRECISION": arithmetic}
         scheduler = genai.SchedulerConfig()
         scheduler.enable_prefix_caching = False  # every prompt is computed
         options, self.config = {"scheduler_config": scheduler}, genai.GenerationConfig()

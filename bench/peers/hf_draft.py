@@ -1,0 +1,56 @@
+"""An independent draft as a Hugging Face model, for the others' mode assisted: `python -m bench.peers.hf_draft DRAFT
+OUT`.
+
+DRAFT: a folder of ssd.distill made without --feature-layers and with --draft-vocab of the whole vocabulary. A feature
+draft reads hidden states of the target, and a trimmed one says few of its tokens; no other system knows either.
+"""
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+
+from ssd.distill.config import save_json
+from ssd.model import resolve
+from ssd.model.config import read_json
+from ssd.model.weights import Checkpoint
+
+EMBEDDING = "model.embed_tokens.weight"
+
+
+def export(draft: Path, target: Path, out: Path) -> None:
+    """Raises ValueError for a draft that is none of that kind."""
+    config, tensors = read_json(draft / "config.json"), load_file(draft / "model.safetensors")
+    vocab, hidden = config["vocab_size"], config["hidden_size"]
+    if config.get("feature_layers"):
+        raise ValueError(f"{draft}: got a feature draft, wanted one that was made without --feature-layers")
+    if "d2t" in tensors:
+        raise ValueError(f"{draft}: got {len(tensors['d2t'])} tokens, wanted one made with --draft-vocab {vocab}")
+    if EMBEDDING not in tensors:
+        tensors[EMBEDDING] = Checkpoint(target).tensor(EMBEDDING, (vocab, hidden))
+    out.mkdir(parents=True, exist_ok=True)
+    save_file({n: t.bfloat16().contiguous() for n, t in tensors.items()}, out / "model.safetensors", {"format": "pt"})
+    config.pop("draft_vocab_size", None)
+    save_json(out / "config.json", config)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        if (target / file).exists():
+            shutil.copy(target / file, out / file)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("draft", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--target", help="folder or id of the model; the default target otherwise")
+    args = parser.parse_args()
+    try:
+        export(args.draft, Path(resolve(args.target)), args.out)
+    except (ValueError, OSError) as e:
+        print(e, file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
