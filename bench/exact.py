@@ -41,7 +41,7 @@ def product(args) -> list[dict]:
 
 
 def shape_of(text: str) -> dict:
-    """ "4x3" is k 4 and tree width 3, "4" a chain, "auto" what pays, "auto1" that as a chain, "auto3" with up to 3 children a node."""
+    """ "4x3" is k 4 and tree width 3, "4" a chain; "auto" what pays, "auto3" that with up to 3 children a node."""
     if text.startswith("auto"):
         return {"tree_width": int(text[4:])} if text[4:] else {}
     k, _, width = text.partition("x")
