@@ -119,6 +119,17 @@ def test_logits_of_transformers(ours, theirs, tokenizer):
         assert max(relative_error(got, theirs(torch.tensor([ids])).logits[0])) <= 1e-5
 
 
+@torch.no_grad()
+def test_four_bits_as_its_file_stores_them(default_target, ours, tokenizer):
+    """66 MB of Q4_1 in the layers, 30 MB of Q8_0 in the output matrix; only activations are rounded."""
+    model = Llama.load(default_target, "q4")
+    packed = [t for layer in model.weights.layers for t in vars(layer).values() if t is not None and t.dim() == 3]
+    assert sum(t.nbytes for t in packed) == 66_355_200 and model.weights.lm_head.nbytes == 30_081_024
+    ids = ask(tokenizer, PROMPTS[0])
+    got, wanted = (m.forward(one_request(ids), m.new_kv_cache(8)) for m in (model, ours))
+    assert relative_error(got, wanted)[0] < 0.1
+
+
 def check_greedy(ours, theirs, tokenizer, prompts, count):
     for prompt in prompts:
         ids = ask(tokenizer, prompt)
