@@ -17,6 +17,8 @@ EOS, OTHER_EOS, VOCABULARY = 256, 257, 258
 
 
 class FakeModel:
+    dtype = "fp32"
+
     def __init__(self, context=256, script=None):
         """script: bytes to say in turn, whatever is seen, in place of the pseudo-random answer."""
         self.config = SimpleNamespace(max_positions=context, vocab_size=VOCABULARY, eos_token_ids=(EOS, OTHER_EOS))

@@ -220,6 +220,7 @@ def test_a_draft_is_penalised_as_the_target_is(draft, verify, options, tiny_fold
     """The target as its own draft is then always right: were a path or a count off, it would disagree with itself."""
     prompts, params = requests()
     llm = make(tiny_folder, tiny_target, draft, verify=verify, **options)
+    llm.engine.speculator.fallback = None  # n-grams may be wrong
     llm.generate(prompts, params)
     stats = llm.stats()
     assert stats["acceptance_rate"] == 1.0 and stats["mean_accepted_length"] > 0.7 * (1 + options["k"])
