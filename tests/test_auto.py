@@ -37,7 +37,7 @@ def test_formulas():
 
 
 @two_cores
-def test_costs_are_measured_once_for_a_machine_and_pair(tiny_folder, tiny_target, tmp_path):
+def test_costs_are_measured_once_for_a_machine_and_pair(tiny_folder, tiny_target, tmp_path, monkeypatch):
     draft = Draft.load(write_draft(tmp_path / "d", layers=[1]), tiny_target, "bf16")
     arrangement = (list(CORES), list(CORES[:1]), list(CORES[-1:]))
     cache = tmp_path / "cache"
@@ -45,8 +45,14 @@ def test_costs_are_measured_once_for_a_machine_and_pair(tiny_folder, tiny_target
     assert all(set(times) == set(ROWS) and min(times.values()) > 0 for times in vars(costs).values())
     assert torch.ops.ssd.num_threads() == len(CORES)  # as before
     (file,) = cache.iterdir()
+    monkeypatch.setattr("ssd.runtime.costs.CHANGED", 9)  # of a tiny model no two times are alike
     assert costs_of(tiny_target, draft, *arrangement, cache) == costs
+    monkeypatch.setattr("ssd.runtime.costs.CHANGED", 4)
     stored = json.loads(file.read_text())
+    busy = {name: {n: 9 * t for n, t in times.items()} for name, times in stored.items()}
+    file.write_text(json.dumps(busy))  # kept from a busy hour
+    assert 1 / 3 < costs_of(tiny_target, draft, *arrangement, cache).target_together[1] / costs.target_together[1] < 3
+    assert json.loads(file.read_text()) != busy
     file.write_text("{")
     costs_of(tiny_target, draft, *arrangement, cache)
     assert json.loads(file.read_text()).keys() == stored.keys()

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import logging
-import statistics
 import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from .threads import bind
 
 log = logging.getLogger(__name__)
 ROWS, PREFIX, REPEATS = (1, 5, 12), 128, 5
+CHANGED = 1.4  # times as long or as short: then all is measured again
 LONGEST = 8  # tokens of a branch that the formulas try
 
 
@@ -105,7 +105,8 @@ class Passes:
         return perf_counter() - begin
 
     def times(self) -> dict[int, float]:
-        return {n: statistics.median(self.run(n) for _ in range(REPEATS + 1)) for n in ROWS}
+        """The least of several: what else runs on the machine only adds."""
+        return {n: min(self.run(n) for _ in range(REPEATS + 1)) for n in ROWS}
 
 
 def measure(target, draft, together, verify, drafting) -> Costs:
@@ -152,6 +153,14 @@ def pair(target, draft) -> tuple:
     return str(target.config), target.dtype, str(draft.config), draft.vocab, draft.feature_layers
 
 
+def stands(costs: Costs, target, together) -> bool:
+    """Whether a pass still takes about as long: what was measured in a busy hour would mislead every later run."""
+    bind(together)
+    passes = Passes(target)
+    ratio = min(passes.run(1) for _ in range(4)) / costs.target_together[1]
+    return 1 / CHANGED < ratio < CHANGED
+
+
 def costs_of(target, draft, together, verify, drafting, folder: Path | None) -> Costs:
     """Read from the folder, or measured and written there; a file that cannot be read or written costs time only."""
     cores = (together, verify, drafting, *(str(m.device) for m in (target, draft) if m.device.type != "cpu"))
@@ -159,8 +168,11 @@ def costs_of(target, draft, together, verify, drafting, folder: Path | None) -> 
     if path and path.is_file():
         try:
             stored = json.loads(path.read_text())
-            return Costs(**{name: {int(k): float(v) for k, v in times.items()} for name, times in stored.items()})
-        except (ValueError, TypeError, AttributeError):
+            costs = Costs(**{name: {int(k): float(v) for k, v in times.items()} for name, times in stored.items()})
+            if stands(costs, target, together):
+                return costs
+            log.info("%s no longer holds: measuring again", path)
+        except (ValueError, TypeError, AttributeError, KeyError):
             log.info("%s cannot be read: measuring again", path)
     costs = measure(target, draft, together, verify, drafting)
     if path:
