@@ -9,7 +9,10 @@ from ssd.model import memory
 
 class Features:
     """Beside each slot of the target's KV cache the residual stream of its token after `layers`: who shares a page
-    shares them too. rows: float32 [slots, len(layers) H], None before the first pass."""
+    shares them too. rows: float32 [slots, len(layers) H], None before the first pass.
+
+    Rows are picked by numpy: torch wakes threads of its own for a few, which then spin on the lanes' cores.
+    """
 
     def __init__(self, layers: tuple[int, ...], slots: int):
         self.layers, self.slots = layers, slots
@@ -22,8 +25,7 @@ class Features:
         for (sequence, count), path, first in zip(plan, paths, offsets, strict=False):
             begin = sequence.num_cached
             picked = [*range(first, first + count), *(first + count + node for node in path or ())]
-            slots = torch.from_numpy(sequence.slots[begin : begin + len(picked)])
-            self.rows[slots] = features[torch.tensor(picked)]
+            self.rows.numpy()[sequence.slots[begin : begin + len(picked)]] = features.numpy()[picked]
 
     def of(self, sequence, layers: tuple[int, ...]) -> "FeaturesOf":
         """Those of one sequence after some of the layers, by token."""
@@ -39,7 +41,7 @@ class FeaturesOf:
     layers: tuple[int, ...]
 
     def __getitem__(self, tokens: slice) -> torch.Tensor:
-        rows = self.features.rows[torch.from_numpy(self.sequence.slots[tokens])]
+        rows = torch.from_numpy(self.features.rows.numpy()[self.sequence.slots[tokens]])
         return columns(rows, self.features.layers, self.layers)
 
 
