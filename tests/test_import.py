@@ -51,3 +51,11 @@ def test_tree_attention_needs_torch_alone():
     run = subprocess.run([sys.executable, "-c", SCRIPT], cwd=root, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert run.stdout.split("\n")[0] == "[] []"
+
+
+def test_every_folder_with_code_is_a_package_that_is_installed():
+    from setuptools import find_packages
+
+    root = Path(__file__).parent.parent
+    folders = {".".join(p.parent.relative_to(root).parts) for p in (root / "ssd").rglob("*.py")}
+    assert folders == set(find_packages(root, include=["ssd*"]))
