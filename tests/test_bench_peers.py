@@ -138,9 +138,12 @@ def test_openvino(mode, monkeypatch, tmp_path):
     openvino_fake(monkeypatch, made)
     file = tmp_path / "model.F16.gguf"
     file.touch()
-    peer = make(
-        "openvino", [0, 1], str(tmp_path), "F16", mode, **({"assistant": str(file)} if mode == "assisted" else {})
-    )
+    more = {"assistant": str(tmp_path)} if mode == "assisted" else {}
+    if more:
+        with pytest.raises(FileNotFoundError, match="needs a folder with openvino_model.xml"):
+            make("openvino", [0, 1], str(tmp_path), "F16", mode, assistant=str(file))
+        (tmp_path / "openvino_model.xml").touch()
+    peer = make("openvino", [0, 1], str(tmp_path), "F16", mode, **more)
     options = made["options"]
     assert made["path"] == str(file) and not options["scheduler_config"].enable_prefix_caching
     assert options["INFERENCE_PRECISION_HINT"] == "f32" and options["INFERENCE_NUM_THREADS"] == 2

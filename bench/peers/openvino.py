@@ -13,7 +13,7 @@ ASSISTED = {"num_assistant_tokens": 4}
 
 
 class Peer:
-    """assistant: a folder with a GGUF file or an OpenVINO model of the draft, or a GGUF file."""
+    """assistant: a folder with the draft as an OpenVINO model (openvino_model.xml)."""
 
     def __init__(self, cores, target, precision, mode, assistant=None):
         try:
@@ -60,10 +60,7 @@ class Peer:
 
 
 def draft_of(assistant: str) -> str:
-    path = Path(assistant)
-    if path.is_dir() and not (path / "openvino_model.xml").exists():
-        files = sorted(path.glob("*.gguf"))
-        if not files:
-            raise FileNotFoundError(f"openvino needs a GGUF file or openvino_model.xml of the draft in {assistant}")
-        path = files[0]
-    return str(path)
+    """The folder; GGUF files are read for the target only."""
+    if not (Path(assistant) / "openvino_model.xml").exists():
+        raise FileNotFoundError(f"openvino needs a folder with openvino_model.xml as a draft, and got {assistant}")
+    return assistant
