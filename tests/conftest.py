@@ -25,6 +25,13 @@ def own_cache(tmp_path_factory, monkeypatch):
     monkeypatch.setattr("ssd.runtime.assembly.cache_folder", lambda: tmp_path_factory.getbasetemp() / "cache")
 
 
+@pytest.fixture(autouse=True)
+def patience(request, monkeypatch):
+    """A busy machine is no fault of a draft lane; only tests of hanging lanes wait as briefly as the product does."""
+    if "briefly" not in request.keywords:
+        monkeypatch.setattr("ssd.runtime.keeper.STALLED", 20.0)
+
+
 @pytest.fixture
 def isas():
     """Names of the instruction sets that this CPU can run; the best is restored afterwards."""

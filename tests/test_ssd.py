@@ -162,6 +162,7 @@ def test_a_fault_of_the_draft_lane_costs_no_token(
         assert not warnings
 
 
+@pytest.mark.briefly
 @pytest.mark.parametrize("seconds, failures", [(30.0, 1), (0.01, 0)])
 def test_a_lane_that_hangs_is_given_up_within_a_second_and_a_slow_one_is_not(
     seconds, failures, tiny_folder, tiny_target, plain, monkeypatch
