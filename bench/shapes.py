@@ -3,6 +3,8 @@
 import itertools
 from dataclasses import dataclass
 
+from ssd.simulate.models import MODELS as SHAPES
+
 
 @dataclass(frozen=True)
 class Model:
@@ -27,13 +29,20 @@ class Model:
         }
 
 
+def rank_of(name: str, shape: str, ranks: int = 1) -> Model:
+    """One of so many tensor-parallel ranks of a shape of ssd.simulate."""
+    s = SHAPES[shape]
+    heads, kv_heads, inner = (n // ranks for n in (s.heads, s.kv_heads, s.intermediate))
+    return Model(name, s.hidden, heads, kv_heads, s.head_dim, inner, s.layers, s.vocab)
+
+
 MODELS = {
     m.name: m
     for m in (
-        Model("SmolLM2-135M", 576, 9, 3, 64, 1536, 30, 49152),
-        Model("Llama-1B", 2048, 32, 8, 64, 8192, 16, 128256),
-        Model("Llama-8B", 4096, 32, 8, 128, 14336, 32, 128256),
-        Model("Llama-70B/4", 8192, 16, 2, 128, 7168, 80, 128256),  # one of four tensor-parallel ranks
+        rank_of("SmolLM2-135M", "smollm2-135m"),
+        rank_of("Llama-1B", "llama-3.2-1b"),
+        rank_of("Llama-8B", "llama-3.1-8b"),
+        rank_of("Llama-70B/4", "llama-3.1-70b", 4),
     )
 }
 ROWS, PREFIXES, BATCHES = (1, 5, 8, 16, 32, 64), (128, 1024, 4096, 32768), (1, 8, 32)

@@ -95,7 +95,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--data", nargs="+", metavar="FILE.jsonl", help="files of prompts; three of our own otherwise")
     parser.add_argument("--limit", type=int, default=4, help="prompts of each file (%(default)s)")
     parser.add_argument("--max-tokens", type=int, default=96)
-    parser.add_argument("--branches", type=int, default=24, help="outcomes that ssd prepares for (%(default)s)")
+    parser.add_argument("--branches", type=int, help="outcomes that ssd prepares for (its default)")
     parser.add_argument("--temperatures", default="0")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args(argv)
@@ -108,7 +108,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         for name in args.modes.split(","):
             cores, mode = MODES[name]
-            more = {"branches": args.branches} if mode in ("ssd", "auto") else {}
+            more = {"branches": args.branches} if args.branches else {}
             workers[name] = Worker("bench.theory:Runner", cores_of(cores), {"mode": mode, **options, **more})
             workers[name].call("generate", ids=[1, 2, 3], temperature=0.0, seed=0, max_tokens=32)
         for workload, t in [(w, float(t)) for w in texts for t in args.temperatures.split(",")]:

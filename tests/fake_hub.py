@@ -9,12 +9,11 @@ import threading
 GATED = "org/gated"
 
 
-class Hub(http.server.ThreadingHTTPServer):
-    """repositories: {"org/name": {revision: {path: content}}}; `fetched` are the paths that were read."""
+class Local(http.server.ThreadingHTTPServer):
+    """Serves on this machine until its context ends."""
 
-    def __init__(self, repositories):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.repositories, self.fetched = repositories, []
+    def __init__(self, handler):
+        super().__init__(("127.0.0.1", 0), handler)
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def __exit__(self, *args):
@@ -24,6 +23,14 @@ class Hub(http.server.ThreadingHTTPServer):
     @property
     def url(self):
         return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Hub(Local):
+    """repositories: {"org/name": {revision: {path: content}}}; `fetched` are the paths that were read."""
+
+    def __init__(self, repositories):
+        self.repositories, self.fetched = repositories, []
+        super().__init__(Handler)
 
 
 def commit_of(revision):

@@ -114,6 +114,7 @@ def test_what_is_refused(tmp_path, family, changes, message):
 
 def test_windows_that_are_none(tmp_path):
     raw = config_of(tmp_path, **FAMILIES["Qwen2"])
-    LlamaConfig.from_dict(raw | WINDOWED | {"use_sliding_window": False})
-    LlamaConfig.from_dict(raw | WINDOWED)  # from layer 28 on
-    LlamaConfig.from_dict(raw | {"layer_types": ["full_attention"] * 2, "sliding_window": 32})
+    plain = LlamaConfig.from_dict(raw)
+    assert LlamaConfig.from_dict(raw | WINDOWED | {"use_sliding_window": False}) == plain
+    assert LlamaConfig.from_dict(raw | WINDOWED) == plain  # from layer 28 on
+    assert LlamaConfig.from_dict(raw | {"layer_types": ["full_attention"] * 2, "sliding_window": 32}) == plain

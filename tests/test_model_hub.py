@@ -21,21 +21,12 @@ DATA = os.urandom(3_000_000)
 SHA256 = hashlib.sha256(DATA).hexdigest()
 
 
-class Server(http.server.ThreadingHTTPServer):
+class Server(fake_hub.Local):
     """Serves DATA on this machine; `cuts` bytes at most in each of the first answers, `ranges` is what was asked."""
 
     def __init__(self, cuts=(), honours_range=True):
-        super().__init__(("127.0.0.1", 0), Handler)
         self.cuts, self.honours_range, self.ranges = list(cuts), honours_range, []
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    def __exit__(self, *args):
-        self.shutdown()
-        super().__exit__(*args)
-
-    @property
-    def url(self):
-        return f"http://127.0.0.1:{self.server_address[1]}/file"
+        super().__init__(Handler)
 
 
 class Handler(http.server.BaseHTTPRequestHandler):

@@ -113,7 +113,7 @@ def make_lanes(speculation, options, draft: Draft, backup: Draft | None, model, 
 
 def lanes_of(speculation: SpeculationOptions, options: EngineOptions, draft: Draft, model, max_len: int) -> Lanes:
     depth, width, budget = speculation.depth, speculation.width, speculation.outcomes
-    nodes, slots = speculation.branch, options.max_batch
+    nodes, slots = speculation.branch_nodes, options.max_batch
     leaves = speculation.leaves if model.device.type == "cpu" else 0  # tensor cores: chains are exact to the bit
     own = kept(cache_folder(), "history", pair(model, draft))  # or what came with the draft
     fan_out = FanOut.read([] if speculation.lockstep else [own, draft.folder / "history.json"], speculation.fan_out)

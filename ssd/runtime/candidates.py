@@ -36,7 +36,7 @@ def parameters(sequences, positions):
 
 
 def softmax(scores: torch.Tensor) -> list[list[float]]:
-    """Of each row. By numpy: torch wakes threads of its own for a few rows, which spin on the lanes' cores."""
+    """Of each row; by numpy for the reason that Place.pick has."""
     x = scores.numpy()
     e = np.exp(x - x.max(1, keepdims=True))
     return (e / e.sum(1, keepdims=True)).tolist()

@@ -78,6 +78,11 @@ class Place:
         torch.cuda.current_stream(self.device).synchronize()
         return tuple(found)
 
+    def pick(self, rows: torch.Tensor, index) -> torch.Tensor:
+        """Some rows of a tensor of the device, on the host. There by numpy: torch wakes threads of its own for a few
+        rows, which then spin on the lanes' cores for milliseconds."""
+        return self.get(rows[index])[0] if self.remote else torch.from_numpy(rows.numpy()[index])
+
 
 def place_of(model, cores: list[int] | None = None) -> Place:
     """Where a lane computes with a model; one that tells no device is on the CPU."""

@@ -1,5 +1,9 @@
 """What followed the same one or two tokens earlier in a text: where the target refuses the draft's first choice, it
-often takes that (prompt lookup; Saxena, 2023)."""
+often takes that (prompt lookup; Saxena, 2023).
+
+Two tokens are enough for one more candidate, and can be looked up below any node of a tree; ngram.py proposes whole
+continuations, of the longest suffix, behind the text only.
+"""
 
 KEPT = 3  # tokens remembered behind each context, newest first
 

@@ -130,7 +130,7 @@ class Engine:
             paths[i], emitted[i], params = path, new, plan[i].sequence.params
             if params.logprobs:
                 at = [first, *(first + 1 + node for node in path)]
-                logprobs[i] = logprobs_of(*self.place.get(raw[at]), new, params.top_logprobs)
+                logprobs[i] = logprobs_of(self.place.pick(raw, at), new, params.top_logprobs)
         return paths, emitted, logprobs
 
     def _compact(self, plan, paths) -> None:

@@ -6,13 +6,12 @@ import torch
 
 from ssd.model import memory
 
+from .device import CPU
+
 
 class Features:
     """Beside each slot of the target's KV cache the residual stream of its token after `layers`: who shares a page
-    shares them too. rows: float32 [slots, len(layers) H], None before the first pass.
-
-    Rows are picked by numpy: torch wakes threads of its own for a few, which then spin on the lanes' cores.
-    """
+    shares them too. rows: float32 [slots, len(layers) H], None before the first pass."""
 
     def __init__(self, layers: tuple[int, ...], slots: int):
         self.layers, self.slots = layers, slots
@@ -25,7 +24,7 @@ class Features:
         for (sequence, count), path, first in zip(plan, paths, offsets, strict=False):
             begin = sequence.num_cached
             picked = [*range(first, first + count), *(first + count + node for node in path or ())]
-            self.rows.numpy()[sequence.slots[begin : begin + len(picked)]] = features.numpy()[picked]
+            self.rows.numpy()[sequence.slots[begin : begin + len(picked)]] = CPU.pick(features, picked).numpy()
 
     def of(self, sequence, layers: tuple[int, ...]) -> "FeaturesOf":
         """Those of one sequence after some of the layers, by token."""
@@ -41,7 +40,7 @@ class FeaturesOf:
     layers: tuple[int, ...]
 
     def __getitem__(self, tokens: slice) -> torch.Tensor:
-        rows = torch.from_numpy(self.features.rows.numpy()[self.sequence.slots[tokens]])
+        rows = CPU.pick(self.features.rows, self.sequence.slots[tokens])
         return columns(rows, self.features.layers, self.layers)
 
 

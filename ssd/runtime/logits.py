@@ -120,14 +120,13 @@ def shape_draft(logits: torch.Tensor, nodes: list[tuple], ids: torch.Tensor | No
             groups.setdefault(owner, []).append(row)
     if not groups:
         return logits
-    logits, places = logits.clone(), slice(None) if ids is None else ids.cpu().numpy()
+    host, places = logits.cpu().numpy().copy(), slice(None) if ids is None else ids.cpu().numpy()
     for owner, rows in groups.items():
-        own = logits[rows].cpu()
         full = np.full((len(rows), vocab), -np.inf, np.float32)
-        full[:, places] = own.numpy()
+        full[:, places] = host[rows]
         for shaper in owner.shapers:
             shaper(full, owner.answer, [tree.path(node) for _, tree, node in (nodes[row] for row in rows)])
-        shaped = torch.from_numpy(full[:, places])
-        left = shaped.amax(1, keepdim=True) > -torch.inf
-        logits[rows] = torch.where(left, shaped, own).to(logits.device)
-    return logits
+        shaped = full[:, places]
+        left = shaped.max(1, keepdims=True) > -np.inf
+        host[rows] = np.where(left, shaped, host[rows])
+    return torch.from_numpy(host).to(logits.device)

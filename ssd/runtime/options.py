@@ -70,7 +70,7 @@ class SpeculationOptions:
         if self.mode in ("ssd", "auto"):
             if self.mode == "ssd" and self.verify == "rejection" and self.width > 1:
                 raise ValueError(f"tree_width: got {self.width}, wanted 1 for rejection in mode 'ssd'")
-            rows = self.branch + self.outcomes * (1 + self.branch)
+            rows = self.branch_nodes + self.outcomes * (1 + self.branch_nodes)
             if rows > MAX_ROWS:
                 raise ValueError(
                     f"branches: got {self.outcomes}, which with k and tree_width make {rows} rows, wanted {MAX_ROWS}"
@@ -86,7 +86,7 @@ class SpeculationOptions:
     @property
     def outcomes(self) -> int:
         """Branches of the speculation cache."""
-        return self.fan_out * (self.branch + 1) if self.fan_out else self.branches
+        return self.fan_out * (self.branch_nodes + 1) if self.fan_out else self.branches
 
     @property
     def depth(self) -> int:
@@ -99,14 +99,14 @@ class SpeculationOptions:
         return 0 if self.k or self.tree_width or self.verify == "rejection" else LEAVES
 
     @property
-    def branch(self) -> int:
+    def branch_nodes(self) -> int:
         """Tokens of a speculation that ssd prepares at most."""
         return self.depth * self.width + self.leaves
 
     @property
     def nodes(self) -> int:
         """Tokens of a speculation at most."""
-        return self.branch if self.mode == "ssd" else max(self.branch, self.policy().nodes)
+        return self.branch_nodes if self.mode == "ssd" else max(self.branch_nodes, self.policy().nodes)
 
     def policy(self, width: int = 3) -> Policy:
         """Of synchronous speculation. width: children of a node at most, where nothing else is asked for."""

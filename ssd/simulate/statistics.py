@@ -48,10 +48,10 @@ def from_run(path: str, exponent: float) -> Statistics:
     if not isinstance(config, dict) or not isinstance(a, (int, float)) or not 0 <= a <= 1:
         raise ValueError(f"{path}: holds no acceptance_rate, wanted the --json of a run with --mode sd, ssd or auto")
     a, hit_rate = min(float(a), 0.999), stats.get("hit_rate")
-    if isinstance(hit_rate, (int, float)) and 0 < hit_rate < 1:
+    each, branches = config.get("fan_out"), config.get("branches")
+    if isinstance(hit_rate, (int, float)) and 0 < hit_rate < 1 and (each or branches):
         k = config.get("k") or 4
-        each = config.get("fan_out")
-        fan_out = [each] * (k + 1) if each else allocate(a, 1.0, k, config.get("branches") or 12)
+        fan_out = [each] * (k + 1) if each else allocate(a, 1.0, k, branches)
         exponent = exponent_of(a, fan_out, hit_rate)
     return Statistics(a, exponent, path)
 
