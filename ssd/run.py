@@ -59,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
         "--mode", choices=("ar", "sd", "ssd", "auto"), default="auto", help="how tokens are made (%(default)s)"
     )
     p.add_argument("--draft", metavar="D", help="folder or hub id of the draft, or ngram (the one of the target)")
-    p.add_argument("--backup-draft", metavar="D", help="a larger draft, for where the first brings little (none)")
+    p.add_argument("--backup-draft", metavar="D", help="a larger one, or large, where the first brings little (none)")
     p.add_argument("-k", type=int, metavar="N", help="tokens of a branch (as many as pay, round by round)")
     p.add_argument("--tree-width", type=int, metavar="N", help="branches of a speculation (1; without -k 3)")
     p.add_argument("--branches", type=int, default=24, metavar="N", help="outcomes that ssd prepares for (%(default)s)")

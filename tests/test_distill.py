@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from ssd.distill import __main__ as distill
 from ssd.distill import data
 from ssd.distill.evaluate import best, chains, walk
+from ssd.distill.export import load_draft
 from ssd.distill.teacher import Target
 
 
@@ -178,6 +179,7 @@ def test_chains_and_rounds_by_hand():
         (["--draft-vocab", "5000"], "draft vocabulary"),
         (["--hidden-size", "64"], "hidden size"),
         (["--steps", "x"], "--steps"),
+        (["--threads", "0"], "threads: got 0"),
         (["nowhere"], "no such file or folder: nowhere"),
     ],
 )
@@ -216,3 +218,22 @@ def test_from_another_draft(tiny, tmp_path, capsys):
         torch.testing.assert_close(a[name], b[name], rtol=1e-2, atol=1e-6)
     assert train(tiny, tmp_path / "c", "--feature-layers", "2", *still, "--from", str(tmp_path / "a")) == 2
     assert "has another feature_layers" in capsys.readouterr().err
+
+
+def test_from_a_smaller_draft(tiny, tmp_path, capsys):
+    """More layers and a larger vocabulary change nothing of what the smaller draft says, until they learn."""
+    folder, _ = tiny
+    kind = ["--feature-layers", "1,2"]
+    assert train(tiny, tmp_path / "a", *kind, "--steps", "3") == 0
+    still = ["--steps", "1", "--learning-rate", "1e-12", "--weight-decay", "0", "--fp32"]
+    larger = ["--layers", "1,0", "--draft-vocab", "260"]
+    assert train(tiny, tmp_path / "b", *kind, *still, *larger, "--from", str(tmp_path / "a")) == 0
+    embedding = torch.randn(Target(folder / "target", torch.float32).embedding.shape)
+    a, b = (load_draft(tmp_path / x, embedding, torch.float32) for x in "ab")
+    assert b.config.num_layers == 2 and len(b.d2t) == 260
+    x = torch.randint(0, len(embedding), (2, 7)), torch.randn(2, 7, 2 * a.config.target_hidden_size)
+    for small, large in zip(a(*x, 3), b(*x, 3), strict=True):
+        rows = torch.searchsorted(b.d2t, a.d2t)
+        torch.testing.assert_close(a.logits(small), b.logits(large)[..., rows], rtol=1e-2, atol=1e-3)
+    assert train(tiny, tmp_path / "c", *kind, *still, "--from", str(tmp_path / "b")) == 2
+    assert "has another num_hidden_layers, draft_vocab_size" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """python -m ssd.distill: a draft for any target; with --record, the target's answers to learn from."""
 
 import argparse
+import ctypes
 import logging
 import sys
 
@@ -107,12 +108,22 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
+def keep_freed_memory() -> None:
+    """glibc keeps what torch frees: pages given back would be faulted in again at the next operator."""
+    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
+        mallopt(-4, 0)  # M_MMAP_MAX: no block in a mapping of its own
+        mallopt(-1, -1)  # M_TRIM_THRESHOLD: never trim
+
+
 def run(args) -> int:
     import torch
 
+    from ssd.runtime.threads import cores_of
+
+    keep_freed_memory()
     cores = threads(args.threads)
-    if args.threads:
-        torch.set_num_threads(len(cores) if isinstance(cores, list) else cores)
+    if cores is not None:
+        torch.set_num_threads(len(cores_of(cores)))
     if args.record:
         from .record import run as run_record
 

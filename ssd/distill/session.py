@@ -52,27 +52,45 @@ def scale_of(data: Data, items: list[int], width: int) -> torch.Tensor:
 
 
 def new_draft(args, folder: Path, data: Data, items: list[int], embedding: torch.Tensor) -> Draft:
-    """A draft out of the target whose embedding this is, or --from another."""
+    """A draft out of the target whose embedding this is, or --from another, perhaps with more layers and tokens."""
     c = LlamaConfig.from_folder(folder)
     layers = list(args.layers) or ([c.num_layers - 1] if args.feature_layers else first_and_last(c.num_layers))
     config = plan(folder, layers, args.feature_layers, args.hidden_size, args.draft_vocab)
     cos, sin = rope_tables(c, data.max_length)
     dtype = torch.float32 if args.fp32 else torch.bfloat16
     scale = scale_of(data, items, len(args.feature_layers) * c.hidden_size)
+    small = None
     if args.begin:
-        was = DraftConfig.from_folder(Path(args.begin)).to_dict()
-        if changed := [k for k, v in config.to_dict().items() if was.get(k) != v]:
+        was, wanted = DraftConfig.from_folder(Path(args.begin)), config.to_dict()
+        more = {k for k in ("num_hidden_layers", "draft_vocab_size") if was.to_dict()[k] < wanted[k]}
+        if changed := [k for k, v in wanted.items() if was.to_dict().get(k) != v and k not in more]:
             raise ValueError(f"--from: the draft in {args.begin} has another {', '.join(changed)}")
-        draft = load_draft(Path(args.begin), embedding, dtype, "cpu", scale)
-        draft.cos, draft.sin = cos, sin
-        return draft.to(args.device)
+        small = load_draft(Path(args.begin), embedding, dtype, "cpu", None if more else scale)
+        if not more:
+            small.cos, small.sin = cos, sin
+            return small.to(args.device)
     d2t = torch.arange(c.vocab_size)
     if config.draft_vocab_size < c.vocab_size:
-        d2t = choose_vocabulary(*all_tops(data, items), config.draft_vocab_size, c.vocab_size, c.eos_token_ids)
+        always = c.eos_token_ids if small is None else small.d2t.tolist()
+        d2t = choose_vocabulary(*all_tops(data, items), config.draft_vocab_size, c.vocab_size, always)
     weights, own = first_weights(config, folder, layers, d2t, args.seed)
-    if config.has_fc:
+    if small is not None:
+        grow(config, weights, d2t, small)
+    elif config.has_fc:
         shrink(config, weights, scale)
     return Draft(config, weights, d2t, own.to(embedding.dtype), cos, sin, dtype, scale).to(args.device)
+
+
+def grow(config: DraftConfig, weights: dict[str, torch.Tensor], d2t: torch.Tensor, small: Draft) -> None:
+    """The smaller draft's weights: further layers add nothing to its stream yet, further tokens keep their rows."""
+    for name, w in small.weights().items():
+        if name == "lm_head.weight":
+            weights[name][torch.searchsorted(d2t, small.d2t)] = w.detach()
+        else:
+            weights[name] = w.detach()
+    for i in range(small.config.num_layers, config.num_layers):
+        for name in ("self_attn.o_proj", "mlp.down_proj"):
+            weights[f"model.layers.{i}.{name}.weight"].zero_()
 
 
 def shrink(config, weights: dict[str, torch.Tensor], scale: torch.Tensor) -> None:

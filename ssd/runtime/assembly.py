@@ -23,12 +23,15 @@ DRAFT_DTYPE = "int8"  # the fastest at few rows; no token depends on it
 
 
 def load_drafts(options: SpeculationOptions, target: str | None, model) -> tuple:
-    """The draft of load_draft, and the backup draft or None."""
+    """The draft of load_draft, and the backup draft or None. Raises ValueError where there is none."""
+    from ssd.drafts import default_draft
     from ssd.model import hub
 
-    draft, backup = load_draft(options, target, model), None
-    if options.backup_draft:
-        folder = hub.resolve(options.backup_draft)
+    draft, backup, name = load_draft(options, target, model), None, options.backup_draft
+    if name:
+        folder = default_draft(target or hub.DEFAULT_TARGET, name) if name == "large" else hub.resolve(name)
+        if folder is None:
+            raise ValueError(f"backup_draft: no large one comes with {target}, wanted a folder or the id of a model")
         backup = Draft.load(folder, model, options.draft_dtype or DRAFT_DTYPE, options.draft_device)
     return draft, backup
 
