@@ -1,6 +1,7 @@
 """Pictures of the results, drawn beside their JSON files where matplotlib is installed.
 
-`python -m bench.plots linear.json` draws a file again; its name says which picture.
+`python -m bench.plots linear.json` draws a file again; its name says which picture. `python -m bench.plots trace.json`
+draws what `python -m ssd.run --mode ssd --trace trace.json` wrote.
 """
 
 import json
@@ -181,12 +182,57 @@ def spent_on(counts: dict) -> dict[str, float]:
     return {name: 1e3 * s / max(counts["decode_passes"], 1) for name, s in seconds.items()}
 
 
+STAGES = {
+    "forward": "tab:blue",
+    "verify": "tab:cyan",
+    "update": "tab:cyan",
+    "local retry": "tab:red",
+    "pass": "tab:green",
+}
+
+
+def trace(events: list[dict], rounds: int = 8):
+    """Both lanes of a run with --trace over some rounds in its middle: stages as bars, publications as ticks, how each
+    verification turned out as a letter."""
+    ends = sorted(e["ts"] for e in events if e["name"] in ("hit", "miss"))
+    if len(ends) <= rounds:
+        return None
+    middle = (len(ends) - rounds) // 2
+    begin, end = ends[middle] - 1e3, ends[middle + rounds] + 1e3
+    figure, (axis,) = panels(1, "two lanes: while the target verifies, the draft prepares", 2.4)
+    shown = set()
+    for e in events:
+        if e["ph"] == "M" or not begin <= e["ts"] <= end:
+            continue
+        place, at = 2 - e["tid"], (e["ts"] - begin) / 1e3
+        if e["name"] in STAGES:
+            label = {"pass": "draft's pass", "verify": "update"}.get(e["name"], e["name"])
+            axis.barh(
+                place, e["dur"] / 1e3, 0.55, left=at, color=STAGES[e["name"]], edgecolor="white", linewidth=0.4,
+                label=None if label in shown else label,
+            )  # fmt: skip
+            shown.add(label)
+        elif e["name"] == "publish":
+            axis.plot([at, at], [place + 0.3, place + 0.4], color="black", linewidth=1)
+        elif e["name"] in ("hit", "miss"):
+            axis.text(at, 1.38, e["name"], ha="center", fontsize=7, color="tab:red" if e["name"] == "miss" else "black")
+    axis.set_yticks([0, 1], ["draft", "target"])
+    axis.set(xlabel="milliseconds", xlim=(0, (end - begin) / 1e3), ylim=(-0.5, 1.6))
+    axis.legend(fontsize="x-small", ncol=4, loc="upper center", bbox_to_anchor=(0.5, -0.35))
+    figure.tight_layout()
+    return figure
+
+
 DECODE = {"": decode, "_speed_up": speed_up, "_accepted": accepted, "_split": split}  # by what follows a file's name
 
 
 if __name__ == "__main__":
     for file in sys.argv[1:]:
-        rows, name = json.loads(Path(file).read_text())["rows"], Path(file).stem
+        content, name = json.loads(Path(file).read_text()), Path(file).stem
+        if "traceEvents" in content:
+            beside(file, trace, content["traceEvents"])
+            continue
+        rows = content["rows"]
         alone = next((n for n in ("linear", "kernels", "hit_rate") if n in name), None)
         for suffix, draw in ({"": globals()[alone]} if alone else DECODE).items():
             beside(file, draw, rows, suffix)

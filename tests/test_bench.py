@@ -11,6 +11,7 @@ from bench import decode, plots, results, timing
 from bench.agreement import agreement
 from bench.peers import SYSTEMS, System, gguf_file, timeline
 from bench.worker import Worker, WorkerError
+from ssd.runtime.trace import Trace
 
 CORE = sorted(os.sched_getaffinity(0))[:1]
 FAKE = "tests.fake_peer:Peer"
@@ -128,6 +129,25 @@ def test_agreement_is_by_precision():
     }
     pair = {"precision": "bf16", "a": "a ar", "b": "b ar", "modes": "ar, ar", "prompts": 2}
     assert agreement(texts) == [{**pair, "same": 0.5, "same_tokens": 0.875}]
+
+
+def test_picture_of_a_trace(tmp_path):
+    pytest.importorskip("matplotlib")
+    t = Trace()
+    for i in range(12):
+        t.span("verify", "forward", t.start + i, t.start + i + 0.9)
+        t.span("draft", "pass", t.start + i, t.start + i + 0.3, rows=4)
+        t.instant("draft", "publish", depth=1, branches=[4])
+        t.instant("verify", "hit" if i % 3 else "miss", accepted=0, next=0)
+        t.events[-1]["ts"] = 1e6 * (i + 0.9)
+    t.write(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    axis = plots.trace(events).axes[0]
+    assert [text.get_text() for text in axis.texts].count("miss") in (2, 3) and len(axis.texts) == 9
+    assert len(axis.patches) == 16  # of eight rounds, a pass of each lane
+    plots.beside(str(tmp_path / "trace.json"), plots.trace, events)
+    assert (tmp_path / "trace.png").stat().st_size > 1000
+    assert plots.trace(events[:8]) is None
 
 
 def test_plots_of_decoding(tmp_path):
