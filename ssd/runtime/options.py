@@ -11,7 +11,7 @@ DEFAULT_KV_TOKENS = 32768
 MODES = ("ar", "sd", "ssd", "auto")
 VERIFY = ("coupled", "rejection")
 LEAVES = 2
-LONGEST = 7  # tokens of a speculation that adapts: with the root the rows of one tile of the linear kernels
+LONGEST = 7  # tokens of a speculation that adapts: with the root within one tile of the AVX-512 linear kernels
 MAX_NODES = 63  # tokens of a speculation; with the root one mask word
 MAX_ROWS = 512  # nodes of a draft's forest
 
