@@ -30,6 +30,9 @@ SPECULATION = (
 )
 
 
+LANES = ("draft", "backup_draft", "draft_device", "draft_dtype", "draft_threads", "k", "tree_width", "fan_out")
+
+
 class BadInput(Exception):
     """One sentence for the person who called."""
 
@@ -44,6 +47,13 @@ def asked():
 
 
 class Parser(argparse.ArgumentParser):
+    def parse_args(self, args=None, namespace=None):
+        found = super().parse_args(args, namespace)
+        for action in self._actions:
+            if action.option_strings and getattr(found, action.dest, None) == "":  # a shell variable that is not set
+                self.error(f"{action.option_strings[-1]}: got an empty text")
+        return found
+
     def error(self, message):
         raise BadInput(message)
 
@@ -100,6 +110,8 @@ def threads(text: str | None, name: str = "--threads") -> int | list[int] | None
         if text.isdecimal():
             return int(text)
         spans = [[int(end) for end in part.split("-")] for part in text.split(",")]
+        if any(len(span) > 2 or span[0] > span[-1] for span in spans):
+            raise ValueError
         return [core for span in spans for core in range(span[0], span[-1] + 1)]
     except ValueError:
         raise BadInput(f"{name}: got {text!r}, wanted a number of threads, or cores such as 0,2 or 4-7") from None
@@ -127,12 +139,39 @@ def collect_prompts(args) -> list[tuple[str, str]]:
     return prompts
 
 
+def check_options(args) -> None:
+    """Those that would have no effect, or destroy what another one names."""
+    if args.batch is not None and args.batch < 1:
+        raise BadInput(f"--batch: got {args.batch}, wanted at least 1")
+    if args.show and args.prompts:
+        raise BadInput("--show: colours the answer to one prompt, wanted none of --prompts")
+    for name in LANES:
+        if args.mode == "ar" and getattr(args, name) is not None:
+            option = "-k" if name == "k" else f"--{name.replace('_', '-')}"
+            raise BadInput(f"{option}: is of speculation, wanted --mode sd, ssd or auto with it")
+    taken = {Path(path).resolve() for path in (args.prompts, args.json_schema) if path}
+    for name in ("json", "trace"):
+        if path := getattr(args, name):
+            check_writable(f"--{name}", path)
+            if (whole := Path(path).resolve()) in taken:
+                raise BadInput(f"--{name}: cannot write {path}: another option names this file too")
+            taken |= {whole} if whole.is_file() or not whole.exists() else set()
+
+
+def check_writable(option: str, path: str) -> None:
+    """Before the work, so that nothing is lost after it. A file that was not there is not there afterwards."""
+    if Path(path).is_dir() or not Path(path).absolute().parent.is_dir():
+        raise BadInput(f"{option}: cannot write {path}: wanted a file in a folder that is there")
+    new = not os.path.lexists(path)
+    if new or Path(path).is_file():
+        written(option, path, lambda path: open(path, "ab").close())
+    if new:
+        os.unlink(path)
+
+
 def run(args) -> int:
     cores, prompts = threads(args.threads), collect_prompts(args)
-    for name in ("json", "trace"):
-        path = getattr(args, name)
-        if path and (Path(path).is_dir() or not Path(path).absolute().parent.is_dir()):
-            raise BadInput(f"--{name}: cannot write {path}: wanted a file in a folder that is there")
+    check_options(args)
     with asked():
         from ssd.runtime import LLM
 
@@ -147,8 +186,11 @@ def run(args) -> int:
         ids = [llm.encode(p if args.raw else [{"role": "user", "content": p}], where) for where, p in prompts]
         params = llm.check(params)
     trace = llm.trace() if args.trace else None
-    begin = time.perf_counter()
-    outputs = answer_file(llm, prompts, ids, params) if args.prompts else answer(llm, ids[0], params, args.show)
+    begin, say = time.perf_counter(), printer(go_on=bool(args.json or args.trace))
+    if args.prompts:
+        outputs = answer_file(llm, prompts, ids, params, say)
+    else:
+        outputs = answer(llm, ids[0], params, say, args.show)
     stats = llm.stats()
     if args.json:
         stats["bandwidth_fraction"] = llm.bandwidth_fraction()
@@ -171,7 +213,26 @@ def coloured(chunk) -> str:
     )
 
 
-def answer(llm, ids, params, show=False) -> list:
+def printer(go_on: bool):
+    """print, at once. go_on: also when whoever read has seen enough, and then into nothing."""
+
+    def say(text: str, end: str = "\n") -> None:
+        try:
+            print(text, end=end, flush=True)
+        except BrokenPipeError:
+            if not go_on:
+                raise
+            silence()
+
+    return say
+
+
+def silence() -> None:
+    """What is still printed goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def answer(llm, ids, params, say, show=False) -> list:
     """The samples of one prompt one after another, each printed as it is decoded."""
     from ssd.runtime import Output
 
@@ -180,14 +241,14 @@ def answer(llm, ids, params, show=False) -> list:
         chunks[chunk.index].append(chunk)
         while at < params.n and told < len(chunks[at]):
             if params.n > 1 and told == 0:
-                print(f"--- {at + 1} of {params.n}")
+                say(f"--- {at + 1} of {params.n}")
             piece = chunks[at][told]
-            print(coloured(piece) if show else piece.text, end="\n" if piece.finish_reason else "", flush=True)
+            say(coloured(piece) if show else piece.text, end="\n" if piece.finish_reason else "")
             at, told = (at + 1, 0) if piece.finish_reason else (at, told + 1)
     return [Output.joined(ids, own) for own in chunks]
 
 
-def answer_file(llm, prompts, ids, params):
+def answer_file(llm, prompts, ids, params, say):
     """All answers, each a JSON line in the order of the file, printed as soon as those before it are."""
     from tqdm import tqdm
 
@@ -204,7 +265,8 @@ def answer_file(llm, prompts, ids, params):
                 output = done[printed]
                 line = {"prompt": prompts[printed // params.n][1], "text": output.text}
                 line |= {"finish_reason": output.finish_reason} | ({"index": output.index} if params.n > 1 else {})
-                bar.write(json.dumps(line, ensure_ascii=False), file=sys.stdout)
+                with bar.external_write_mode(file=sys.stdout):
+                    say(json.dumps(line, ensure_ascii=False))
                 printed += 1
 
         return llm.generate(ids, params, on_finish)
@@ -262,15 +324,21 @@ def written(option: str, path: str, write) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit code: 0 done, 2 bad input (one sentence on stderr), 130 interrupted."""
+    return guarded(lambda: run(parser().parse_args(argv)))
+
+
+def guarded(work, *bad: type[Exception]) -> int:
+    """Exit code: 0 done, 2 bad input (one sentence on stderr; errors of the types bad are too), 130 interrupted."""
     try:
-        return run(parser().parse_args(argv))
+        code = work()
+        print(end="", flush=True)
+        return code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # whoever read the answer has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence()
         return 0
-    except (BadInput, OSError, MemoryError) as e:
+    except (BadInput, OSError, MemoryError, *bad) as e:
         named = isinstance(e, OSError) and e.strerror
         print(f"ssd: {f'{e.filename}: {e.strerror}' if named and e.filename else e}", file=sys.stderr)
         return 2

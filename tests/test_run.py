@@ -143,7 +143,19 @@ def test_stop(tiny, capsys):
         (["hi", "--min-p", "1"], "min_p: got 1.0"),
         (["hi", "--seed", "-1"], "seed: got -1"),
         (["hi", "--stop", ""], "stop: got an empty string"),
-        (["hi", "--batch", "0"], "max_batch: got 0"),
+        (["hi", "--batch", "0"], "--batch: got 0"),
+        (["hi", "--threads", "7-4"], "--threads: got '7-4'"),
+        (["hi", "--threads", "0-0-0"], "--threads: got '0-0-0'"),
+        (["hi", "--mode", "ssd", "--draft-threads", "99999"], "draft_threads: got 99999"),
+        (["hi", "--mode", "ar", "-k", "3"], "-k: is of speculation"),
+        (["hi", "--mode", "ar", "--draft", "ngram"], "--draft: is of speculation"),
+        (["hi", "--mode", "ar", "--fan-out", "2"], "--fan-out: is of speculation"),
+        (["hi", "--json", ""], "--json: got an empty text"),
+        (["hi", "--draft", ""], "--draft: got an empty text"),
+        (["hi", "--target", ""], "--target: got an empty text"),
+        (["hi", "--json-schema", ""], "--json-schema: got an empty text"),
+        (["hi", "--json", "/proc/out.json"], "--json: cannot write /proc/out.json"),
+        (["hi", "--trace", "/proc/out.json"], "--trace: cannot write /proc/out.json"),
         (["hi", "--kv-tokens", "0"], "kv_tokens: got 0"),
         (["hi" * 40, "--kv-tokens", "64"], "wanted at most 63 in a KV cache of 64"),
         (["hi", "--threads", "0"], "threads: got 0"),
@@ -212,6 +224,27 @@ def test_bad_models(tiny, tmp_path, capsys):
 
 def test_prompt_longer_than_the_context(tiny, capsys):
     assert "got 276 tokens, wanted at most 255" in refused(capsys, "x" * 257, "--target", tiny)
+
+
+def test_a_file_that_two_options_name(tiny, tmp_path, capsys):
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.json"
+    prompts.write_text('{"prompt": "a"}')
+    both = ("--target", tiny, "--json", out, "--trace", tmp_path / "." / "out.json")
+    assert "--trace: cannot write" in refused(capsys, "hi", *both) and not out.exists()
+    assert "another option" in refused(capsys, "--prompts", prompts, "--target", tiny, "--json", prompts)
+    assert prompts.read_text() == '{"prompt": "a"}'
+    assert "--show: colours" in refused(capsys, "--prompts", prompts, "--target", tiny, "--show")
+    ours = ("--json", "/dev/null", "--trace", "/dev/null")
+    assert call(capsys, "hi", "--target", tiny, "--max-tokens", 2, *ours)[0] == 0
+
+
+def test_a_refusal_leaves_files_as_they_were(tiny, tmp_path, capsys):
+    old, new, link = tmp_path / "old.json", tmp_path / "new.json", tmp_path / "link.json"
+    old.write_text("kept")
+    link.symlink_to(tmp_path / "gone.json")
+    for file in (old, new, link):
+        refused(capsys, "hi", "--target", tiny, "--temperature", "-1", "--json", file)
+    assert old.read_text() == "kept" and not new.exists() and link.is_symlink()
 
 
 def test_no_room_on_disk(tiny, capsys):
@@ -291,6 +324,19 @@ def test_a_reader_that_has_seen_enough(tiny):
     process.stdout.close()
     err = process.stderr.read().decode()
     assert process.wait(60) == 0 and "Traceback" not in err and "Exception" not in err
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_what_is_kept_is_written_when_nobody_reads_any_more(many, tiny, tmp_path):
+    out, trace, prompts = tmp_path / "out.json", tmp_path / "trace.json", tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "a"}\n' * 3)
+    what = ["--prompts", prompts] if many else ["hi"]
+    process = start(*what, "--target", tiny, "--max-tokens", 30, "--ignore-eos", "--json", out, "--trace", trace)
+    process.stdout.close()
+    err = process.stderr.read().decode()
+    assert process.wait(60) == 0 and "Traceback" not in err and "Exception" not in err
+    assert [len(o["token_ids"]) for o in json.loads(out.read_text())["outputs"]] == [30] * (3 if many else 1)
+    assert json.loads(trace.read_text())["traceEvents"]
 
 
 def test_kernels_alone_leave_the_runtime_out():

@@ -75,7 +75,7 @@ class SpeculationOptions:
                 raise ValueError(
                     f"branches: got {self.outcomes}, which with k and tree_width make {rows} rows, wanted {MAX_ROWS}"
                 )
-        cores_of(self.draft_threads)
+        cores_of(self.draft_threads, "draft_threads")
         device_of(self.draft_device or "cpu", "draft_device")
 
     @property

@@ -24,22 +24,23 @@ def usable_cores() -> list[int]:
     return out
 
 
-def cores_of(threads: int | list[int] | None) -> list[int] | None:
+def cores_of(threads: int | list[int] | None, name: str = "threads") -> list[int] | None:
     """What torch.ops.ssd.bind_threads takes: a core for each thread, -1 where the system may move it.
 
     threads: None (the kernels' default: one for each core of the process), a number of threads, or a list of cores.
-    Raises ValueError for more threads than cores, and for a core that the process may not use or that comes twice.
+    Raises ValueError, under that name, for more threads than cores, for a core that the process may not use, and for
+    one that comes twice.
     """
     if threads is None:
         return None
     if isinstance(threads, int) and not isinstance(threads, bool):
         if not 1 <= threads <= len(CORES):
-            raise ValueError(f"threads: got {threads}, wanted 1 to {len(CORES)}, the cores of this process")
+            raise ValueError(f"{name}: got {threads}, wanted 1 to {len(CORES)}, the cores of this process")
         return [-1] * threads
     cores = list(threads)
     usable = usable_cores()
     if not cores or len(set(cores)) < len(cores) or not set(cores) <= set(usable):
-        raise ValueError(f"threads: got cores {cores}, wanted different ones out of {usable}")
+        raise ValueError(f"{name}: got cores {cores}, wanted different ones out of {usable}")
     return cores
 
 
