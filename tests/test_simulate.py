@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -326,6 +328,8 @@ def test_statistics_of_a_run(capsys, tmp_path):
         (["--measured", "BROKEN"], "is not a JSON object"),
         (["--measured", "EMPTY"], "wanted the --json of `python -m bench.decode"),
         (["--table", "paper", "--json", "no/such/folder/x.json"], "--json: cannot write"),
+        (["--table", "paper", "--json", "/proc/x.json"], "--json: cannot write /proc/x.json"),
+        (["--table", "paper", "--json", ""], "--json: got an empty text"),
         (["--table", "other"], "argument --table: invalid choice: 'other'"),
         ([], "one of the arguments --table --ask --measured is required"),
     ],
@@ -336,6 +340,14 @@ def test_bad_input_is_one_sentence(arguments, words, capsys, tmp_path, monkeypat
     (tmp_path / "EMPTY").write_text('{"rows": [], "costs": []}')
     code, out, err = call(capsys, *arguments)
     assert (code, out) == (2, "") and err.startswith("ssd: ") and err.count("\n") == 1 and words in err
+
+
+def test_a_reader_that_has_seen_enough():
+    command = [sys.executable, "-m", "ssd.simulate", "--table", "hardware"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    err = process.stderr.read().decode()
+    assert (process.wait(60), err) == (0, "")
 
 
 # ---- this machine ----

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ssd.markdown import table
-from ssd.run import BadInput, Parser
+from ssd.run import Parser, check_writable, guarded, written
 
 from . import announcement, paper, questions
 from .fit import Fit, fit
@@ -155,8 +155,8 @@ def hardware() -> list[dict]:
 
 
 def run(args) -> int:
-    if args.json and (Path(args.json).is_dir() or not Path(args.json).absolute().parent.is_dir()):
-        raise ValueError(f"--json: cannot write {args.json}: wanted a file in a folder that is there")
+    if args.json:
+        check_writable("--json", args.json)
     found = fit(steps=None) if args.speeds_only else fit()
     constants = found.constants.replaced(args.set)
     report = {"command": "python -m ssd.simulate " + " ".join(sys.argv[1:]), "constants": asdict(constants)}
@@ -182,7 +182,8 @@ def run(args) -> int:
         report |= ask(args, fitted, constants)
     show(report)
     if args.json:
-        Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
+        text = json.dumps(report, indent=1) + "\n"
+        written("--json", args.json, lambda path: Path(path).write_text(text))
     return 0
 
 
@@ -203,13 +204,7 @@ def show(report: dict) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Exit code: 0 done, 2 bad input (one sentence on stderr), 130 interrupted."""
-    try:
-        return run(parser().parse_args(argv))
-    except KeyboardInterrupt:
-        return 130
-    except (BadInput, ValueError, OSError) as e:
-        print(f"ssd: {e}", file=sys.stderr)
-        return 2
+    return guarded(lambda: run(parser().parse_args(argv)), ValueError)
 
 
 if __name__ == "__main__":
