@@ -43,8 +43,15 @@ def params(args):
         logprobs=args.logprobs is not None, top_logprobs=args.logprobs or 0,
         presence_penalty=args.presence_penalty, frequency_penalty=args.frequency_penalty,
         repetition_penalty=args.repetition_penalty, logit_bias=bias(args.logit_bias), json_object=args.json_object,
-        json_schema=Path(args.json_schema).read_text(encoding="utf-8") if args.json_schema else None, regex=args.regex,
+        json_schema=schema(args.json_schema) if args.json_schema else None, regex=args.regex,
     )  # fmt: skip
+
+
+def schema(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"json_schema: {path} is not UTF-8") from None
 
 
 def bias(texts: list[str]) -> dict[int, float]:

@@ -180,6 +180,8 @@ def test_chains_and_rounds_by_hand():
         (["--hidden-size", "64"], "hidden size"),
         (["--steps", "x"], "--steps"),
         (["--threads", "0"], "threads: got 0"),
+        (["--device", "tpu"], "device: got 'tpu', wanted cpu"),
+        (["--device", "cuda:99"], "device: got 'cuda:99', but this torch sees"),
         (["nowhere"], "no such file or folder: nowhere"),
     ],
 )

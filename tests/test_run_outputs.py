@@ -47,6 +47,13 @@ def test_penalties_and_logprobs(tiny_folder, tmp_path, capsys):
     assert len(output["logprobs"]) == 40 and "top_logprobs" not in output
 
 
+def test_a_schema_that_is_no_text(tiny_folder, tmp_path, capsys):
+    file = tmp_path / "schema.json"
+    file.write_bytes(b"\xff{")
+    said = refused(capsys, "hi", "--target", tiny_folder, "--json-schema", file)
+    assert f"json_schema: {file} is not UTF-8" in said
+
+
 def test_grammars(tiny_folder, tmp_path, capsys):
     pytest.importorskip("llguidance")
     schema = tmp_path / "schema.json"

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from ssd.model.config import LlamaConfig
 from ssd.model.rope import rope_tables
 from ssd.model.weights import Checkpoint, LayerWeights, tensor_shapes
+from ssd.runtime.device import device_of
 
 from .data import TOP, encode_nlp
 
@@ -50,7 +51,7 @@ class Target:
         self.config = c = LlamaConfig.from_folder(folder)
         if any(not 0 <= n <= c.num_layers for n in features):
             raise ValueError(f"feature layers: got {list(features)}, wanted numbers from 0 to {c.num_layers}")
-        self.features, self.dtype, self.device = tuple(features), dtype, torch.device(device)
+        self.features, self.dtype, self.device = tuple(features), dtype, device_of(str(device))
         checkpoint, shapes = Checkpoint(folder), tensor_shapes(c)
         for name, shape in shapes.items():
             checkpoint.check(name, shape)

@@ -39,7 +39,7 @@ class Tokenizer:
     def _read_folder(self, folder: Path) -> None:
         path = folder / "tokenizer.json"
         if not path.is_file():
-            raise ValueError(f"no tokenizer.json in {folder}")
+            raise ValueError(f"no tokenizer.json in {folder}: wanted one beside the weights, as transformers saves it")
         try:
             self.backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as e:  # the package raises Exception itself
@@ -97,7 +97,7 @@ class Tokenizer:
         Raises ValueError when there is no template, no message, or the template refuses them.
         """
         if not self.has_chat_template:
-            raise ValueError("this model has no chat template: give a text prompt instead of messages")
+            raise ValueError("this model has no chat template: give a text instead of messages (in commands, --raw)")
         if not isinstance(messages, (list, tuple)) or not messages or not all(isinstance(m, dict) for m in messages):
             raise ValueError(f"messages: got {messages!r}, wanted a list of at least one {{'role', 'content'}}")
         known = {"tools": None, "documents": None, "add_generation_prompt": add_generation_prompt}
