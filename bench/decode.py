@@ -15,7 +15,6 @@ Markdown, and plots.
 """
 
 import argparse
-import json
 import sys
 import time
 from collections import defaultdict
@@ -23,6 +22,8 @@ from itertools import zip_longest
 from pathlib import Path
 
 import torch
+
+from ssd.jsonl import read_lines
 
 from . import plots, results
 from .agreement import agreement
@@ -39,14 +40,24 @@ def read_workloads(files: list[str], limit: int | None) -> dict[str, list[str]]:
     """Workload (the file's stem) to its prompts. Raises ValueError that names the file and line."""
     workloads = {}
     for file in map(Path, files):
-        prompts = []
-        for number, line in enumerate(file.read_text().splitlines()[:limit], 1):
-            try:
-                prompts.append(json.loads(line)["prompt"])
-            except (json.JSONDecodeError, KeyError, TypeError):
-                raise ValueError(f"{file}:{number}: wanted an object with a `prompt`") from None
-        workloads[file.stem] = prompts
+        lines = read_lines(file)[:limit]
+        if wrong := [where for where, line in lines if not isinstance(line.get("prompt"), str)]:
+            raise ValueError(f"{wrong[0]}: wanted an object with a `prompt`, a text")
+        workloads[file.stem] = [line["prompt"] for _, line in lines]
     return workloads
+
+
+def workloads_of(parser, args, folder: Path = PROMPTS) -> dict[str, list[str]]:
+    """Those of --data and --limit, else of a folder; files that cannot be read are the parser's error."""
+    try:
+        return read_workloads(args.data or sorted(map(str, folder.glob("*.jsonl"))), args.limit)
+    except (OSError, ValueError) as e:
+        parser.error(f"--data: {e}")
+
+
+def check_names(parser, option: str, names: list[str], known) -> None:
+    if unknown := [name for name in names if name not in known]:
+        parser.error(f"{option}: got {unknown[0]!r}, wanted some of {', '.join(known)}")
 
 
 def configurations(systems: list[str], modes: list[str], peer_modes: list[str], precisions: list[str] | None):
@@ -182,11 +193,11 @@ def main() -> None:
 
     target = str(resolve(args.target))
     tokenizer = Tokenizer(target)
-    texts = read_workloads(args.data or sorted(map(str, PROMPTS.glob("*.jsonl"))), args.limit)
+    texts = workloads_of(parser, args)
     workloads = {w: [tokenizer.encode_chat([{"role": "user", "content": p}]) for p in ps] for w, ps in texts.items()}
     systems = list(dict.fromkeys(["ssd", *filter(None, args.peers.split(","))]))
-    if unknown := [s for s in systems if s not in SYSTEMS]:
-        parser.error(f"--peers: {unknown[0]} is unknown, wanted some of {', '.join(SYSTEMS)}")
+    check_names(parser, "--peers", systems, SYSTEMS)
+    check_names(parser, "--modes", [m.partition(":")[0] for m in args.modes.split(",")], SYSTEMS["ssd"].modes)
     precisions = args.precisions and args.precisions.lower().split(",")
     peer_modes = args.peer_modes.split(",")
     if args.assistant and "assisted" not in peer_modes:

@@ -18,7 +18,7 @@ import sys
 import time
 
 from . import results
-from .decode import PROMPTS, read_workloads
+from .decode import check_names, workloads_of
 
 
 def product(args) -> list[dict]:
@@ -179,10 +179,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, help="of the target; one for each core otherwise")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args(argv)
+    check_names(parser, "--modes", args.modes.split(","), ("ar", "sd", "ssd", "auto"))
     if args.delays:
         delay_lanes(random.Random(0))
     runner = Runner(args.target, args.threads)
-    texts = read_workloads(args.data or sorted(map(str, PROMPTS.glob("*.jsonl"))), args.limit)
+    texts = workloads_of(parser, args)
     ids = [runner.tokenizer.encode_chat([{"role": "user", "content": p}]) for ps in texts.values() for p in ps]
     found = compare(runner, args, ids)
     results.write(args.json, found.pop("rows"), **found)

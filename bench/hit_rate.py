@@ -11,7 +11,7 @@ import itertools
 import sys
 
 from . import plots, results
-from .decode import PROMPTS, read_workloads
+from .decode import workloads_of
 
 VERIFY = {
     "coupled": {},
@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
     from ssd import SamplingParams
 
     pair = Pair(args.target, args.draft, args.dtype, args.draft_dtype)
-    texts = read_workloads(args.data or sorted(map(str, PROMPTS.glob("*.jsonl"))), args.limit)
+    texts = workloads_of(parser, args)
     rows = []
     temperatures, fan_outs = map(float, args.temperatures.split(",")), map(int, args.fan_out.split(","))
     widths = map(int, args.tree_width.split(","))

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from . import results
-from .decode import PROMPTS, read_workloads
+from .decode import PROMPTS, workloads_of
 from .timing import spread
 
 LONG = 32768
@@ -122,7 +122,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     from ssd import LLM, SamplingParams
 
-    texts = read_workloads(args.data or sorted(map(str, (PROMPTS / "long").glob("*.jsonl"))), args.limit)
+    texts = workloads_of(parser, args, PROMPTS / "long")
     llm, rows, everything = LLM(args.target, args.dtype), [], []
     for workload, prompts in texts.items():
         ids = [llm.tokenizer.encode_chat([{"role": "user", "content": p}]) for p in prompts]

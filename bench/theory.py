@@ -19,7 +19,7 @@ from collections import defaultdict
 from ssd.simulate.formula import theorem_7
 
 from . import results
-from .decode import PROMPTS, read_workloads
+from .decode import check_names, workloads_of
 from .machine import cores_of
 from .timing import REST
 from .worker import Worker
@@ -99,11 +99,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--temperatures", default="0")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args(argv)
+    check_names(parser, "--modes", args.modes.split(","), MODES)
 
     from ssd.model import Tokenizer, resolve
 
     tokenizer = Tokenizer(resolve(args.target))
-    texts = read_workloads(args.data or sorted(map(str, PROMPTS.glob("*.jsonl"))), args.limit)
+    texts = workloads_of(parser, args)
     options, workers, rows = {"target": args.target, "draft": args.draft, "dtype": args.dtype}, {}, []
     try:
         for name in args.modes.split(","):

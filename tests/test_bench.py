@@ -1,5 +1,7 @@
+import importlib
 import json
 import os
+import sys
 from argparse import Namespace
 
 import gguf
@@ -185,8 +187,28 @@ def test_own_prompts_and_broken_files(tmp_path):
     assert {w: len(set(p)) for w, p in workloads.items()} == {"code": 12, "dialogue": 12, "maths": 12}
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"prompt": "x"}\n{"text": "y"}\n')
-    with pytest.raises(ValueError, match="bad.jsonl:2: wanted an object with a `prompt`"):
+    with pytest.raises(ValueError, match="bad.jsonl line 2: "):
         decode.read_workloads([str(bad)], None)
+
+
+@pytest.mark.parametrize(
+    "command, said",
+    [
+        ("bench.decode --target TINY --data no/such/file", "--data: [Errno 2] No such file"),
+        ("bench.decode --target TINY --modes ar,sdd", "--modes: got 'sdd', wanted some of ar, sd, ssd, auto"),
+        ("bench.exact --target TINY --modes sdd", "--modes: got 'sdd', wanted some of ar, sd, ssd, auto"),
+        ("bench.theory --target TINY --modes sdd", "--modes: got 'sdd', wanted some of "),
+        ("bench.ngram --target TINY --data no/such/file", "--data: [Errno 2]"),
+        ("bench.peers.gguf_file no/such.gguf Q8_0", "no such file: no/such.gguf"),
+    ],
+)
+def test_refusals(command, said, tiny_folder, monkeypatch, capsys):
+    name, *arguments = command.replace("TINY", str(tiny_folder)).split()
+    main = importlib.import_module(name).main
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2 and said in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_results_name_the_machine_but_not_its_owner(tmp_path):

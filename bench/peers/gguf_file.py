@@ -64,6 +64,8 @@ def main() -> None:
     parser.add_argument("source", type=Path, help="a GGUF file")
     parser.add_argument("precision", choices=list(TYPES))
     args = parser.parse_args()
+    if not args.source.is_file():
+        parser.error(f"no such file: {args.source}")
     print(convert(args.source, args.precision))
 
 
