@@ -14,6 +14,7 @@ setup: ssd/_C.so
 # A CUDA build of torch that PYTHON already has is kept and seen from the virtual environment.
 .venv/torch.done:
 	@command -v $(firstword $(CXX)) >/dev/null || { echo "ssd needs a C++20 compiler: install g++ 12 or newer, or name one with CXX=" >&2; exit 1; }
+	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 10))" || { echo "ssd needs Python 3.10 to 3.13: name one with PYTHON=" >&2; exit 1; }
 	$(PYTHON) -m venv $$($(PYTHON) -c "import torch; print('--system-site-packages' * bool(torch.version.cuda))" 2>/dev/null) .venv
 	$(PY) -c "import torch" 2>/dev/null || $(PIP) torch==2.13.0
 	touch $@

@@ -1,8 +1,11 @@
 """The kernels alone: what `from ssd.kernels import tree_attention` needs is torch, and nothing else of the package."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 SCRIPT = """
 import sys
@@ -59,3 +62,16 @@ def test_every_folder_with_code_is_a_package_that_is_installed():
     root = Path(__file__).parent.parent
     folders = {".".join(p.parent.relative_to(root).parts) for p in (root / "ssd").rglob("*.py")}
     assert folders == set(find_packages(root, include=["ssd*"]))
+
+
+@pytest.mark.parametrize("old", ["exit 1", None])
+def test_build_wants_a_python_that_is_new_enough(old, tmp_path):
+    for name in ("Makefile", "requirements.txt"):
+        shutil.copy(Path(__file__).parent.parent / name, tmp_path)
+    python = tmp_path / "python"
+    if old:
+        python.write_text(f"#!/bin/sh\n{old}\n")
+        python.chmod(0o755)
+    done = subprocess.run(["make", f"PYTHON={python}", "setup"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and "ssd needs Python 3.10 to 3.13: name one with PYTHON=" in done.stderr
+    assert not (tmp_path / ".venv").exists()
