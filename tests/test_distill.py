@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from ssd.distill import __main__ as distill
 from ssd.distill import data
+from ssd.distill.batches import Data
 from ssd.distill.evaluate import best, chains, walk
 from ssd.distill.export import load_draft
 from ssd.distill.teacher import Target
@@ -189,6 +190,15 @@ def test_bad_input_is_one_sentence(tiny, tmp_path, capsys, more, said):
     assert train(tiny, tmp_path, *more) == 2
     err = capsys.readouterr().err.splitlines()
     assert said in err[-1] and err[-1].startswith("ssd: ")
+
+
+def test_texts_that_begin_alike_are_held_out_one_by_one():
+    texts = [np.array(t) for t in ([5, 6], [5, 7], [5, 6])] + [np.arange(5, 8 + i) for i in range(197)]
+    s = data.Sequences(["a"] * 200, [t[:1] for t in texts], [t[1:] for t in texts])
+    d = Data()
+    d.add(s, None)
+    items, held = d.split(0.3)
+    assert sorted(items + held) == list(range(200)) and 40 < len(held) < 80 and (0 in held) == (2 in held)
 
 
 def test_another_run_in_the_folder_is_refused(tiny, tmp_path, capsys):

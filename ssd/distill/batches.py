@@ -57,9 +57,15 @@ class Data:
         number, i, *_ = self.items[item]
         return self.sets[number][0].prompts[i]
 
+    def subject(self, item: int):
+        """The prompt; of a text, whose prompt is its first token alone, all of it."""
+        number, i, *_ = self.items[item]
+        prompt = self.prompt(item)
+        return prompt if len(prompt) > 1 else np.concatenate([prompt, self.sets[number][0].completions[i]])
+
     def split(self, share: float) -> tuple[list[int], list[int]]:
         """Numbers of the sequences to learn from, and of those held out."""
-        out = [held_out(self.prompt(k), share) for k in range(len(self.items))]
+        out = [held_out(self.subject(k), share) for k in range(len(self.items))]
         return [k for k, o in enumerate(out) if not o], [k for k, o in enumerate(out) if o]
 
     def batch(self, group: list[int]) -> Batch:
