@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from ssd.runtime.sampling_params import check_integer, check_number
+
 from . import evaluate
 from .batches import Batch, Data, teacher_of
 from .loss import HeadLoss
@@ -18,7 +20,8 @@ class TrainOptions:
     """steps: optimiser steps in all; batch_tokens: of one pass, padding included; accumulate: passes a step.
 
     own_steps: of a feature draft in training; step_decay: weight of each own step over that of the one before;
-    feature_loss: weight of smooth-L1 between the draft's own feature and the next one of the target.
+    feature_loss: weight of smooth-L1 between the draft's own feature and the next one of the target. Raises ValueError
+    or TypeError naming the field.
     """
 
     steps: int = 2000
@@ -34,6 +37,14 @@ class TrainOptions:
     feature_loss: float = 0.0
     train_head: bool = True
     seed: int = 0
+
+    def __post_init__(self):
+        for name in ("steps", "batch_tokens", "accumulate", "own_steps"):
+            check_integer(name, getattr(self, name), "at least 1", lambda x: x >= 1)
+        for name in ("learning_rate", "clip", "step_decay"):
+            check_number(name, getattr(self, name), "a number above 0", lambda x: 0 < x < math.inf)
+        for name in ("final_rate", "warmup", "weight_decay", "feature_loss"):
+            check_number(name, getattr(self, name), "a finite number, at least 0", lambda x: 0 <= x < math.inf)
 
     def rate(self, step: int) -> float:
         if step < self.warmup:
