@@ -214,9 +214,11 @@ def test_an_independent_draft_becomes_a_hugging_face_model(tiny_folder, tmp_path
     assert torch.equal(weights[name].float(), load_file(tiny_folder / "model.safetensors")[name].bfloat16().float())
     head = load_file(folder / "model.safetensors")["lm_head.weight"]
     assert torch.equal(weights["lm_head.weight"].float(), head.bfloat16().float())
-    for options, words in (
-        (dict(layers=[0, 1, 2]), "got a feature draft"),
-        (dict(outputs=60), "got 60 tokens, wanted"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            export(write_draft(tmp_path / words[4:7], **options), tiny_folder, tmp_path / "no")
+    with pytest.raises(ValueError, match="got a feature draft"):
+        export(write_draft(tmp_path / "features", layers=[0, 1, 2]), tiny_folder, tmp_path / "no")
+    folder = write_draft(tmp_path / "trimmed", depth=2, outputs=60)
+    export(folder, tiny_folder, tmp_path / "whole")
+    tensors, whole = (load_file(f / "model.safetensors") for f in (folder, tmp_path / "whole"))
+    head = whole.pop("lm_head.weight")
+    assert torch.equal(head[tensors["d2t"]], tensors["lm_head.weight"].bfloat16())
+    assert int(head.any(1).sum()) == 60 and len(head) == len(whole[name]) and "d2t" not in whole

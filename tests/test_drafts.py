@@ -21,10 +21,14 @@ def test_by_the_name_of_the_target():
     )
     assert folder.is_dir() and default_draft("SmolLM2-360M-Instruct") is None and default_draft("") is None
 
+    large = default_draft("HuggingFaceTB/SmolLM2-135M-Instruct@main", "large")
+    assert large.is_dir() and large.name == folder.name + "-large"
+    assert default_draft("", "large") is None and default_draft("SmolLM2-360M-Instruct", "large") is None
 
-@pytest.mark.parametrize("name", ["SmolLM2-135M-Instruct"])
-def test_a_shipped_draft_is_whole(name):
-    folder = default_draft(name)
+
+@pytest.mark.parametrize("size", ["", "large"])
+def test_a_shipped_draft_is_whole(size):
+    folder = default_draft("SmolLM2-135M-Instruct", size)
     assert sum(f.stat().st_size for f in folder.iterdir()) < MEBIBYTES << 20
     assert (folder / "CARD.md").is_file()
     config = DraftConfig.from_folder(folder)
