@@ -28,7 +28,8 @@ setup: ssd/_C.so
 	touch $@
 
 ssd/_C.so: .venv/setup.done setup.py $(shell find csrc -type f)
-	$(PY) setup.py -q build_ext --inplace
+	@mkdir -p build; echo "compiling the kernels, some minutes"
+	@$(PY) setup.py -q build_ext --inplace > build/log 2>&1 || { cat build/log >&2; exit 1; }
 	touch $@
 
 dev: setup .venv/dev.done

@@ -5,7 +5,7 @@ import ctypes
 import logging
 import sys
 
-from ssd.run import BadInput, Parser, stop_at_once, threads
+from ssd.run import BadInput, Parser, check_writable, guarded, stop_at_once, threads
 
 from .train import TrainOptions
 
@@ -115,7 +115,19 @@ def keep_freed_memory() -> None:
         mallopt(-1, -1)  # M_TRIM_THRESHOLD: never trim
 
 
+def check(args) -> None:
+    for name in ("depth", "held_max", "evaluate_every", "part", "record_batch", "max_tokens"):
+        if (got := getattr(args, name)) < 1:
+            raise BadInput(f"--{name.replace('_', '-')}: got {got}, wanted 1 or more")
+    if args.minutes is not None and not args.minutes > 0:
+        raise BadInput(f"--minutes: got {args.minutes}, wanted more than 0")
+    for name in ("plot", "json"):
+        if path := getattr(args, name):
+            check_writable(f"--{name}", path)
+
+
 def run(args) -> int:
+    check(args)
     import torch
 
     from ssd.runtime.threads import cores_of
@@ -136,13 +148,7 @@ def run(args) -> int:
 def main(argv: list[str] | None = None) -> int:
     """Exit code: 0 done, 2 bad input (one sentence on stderr), 130 interrupted."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    try:
-        return run(parser().parse_args(argv))
-    except KeyboardInterrupt:
-        return 130
-    except (BadInput, ValueError, ImportError, OSError, MemoryError) as e:
-        print(f"ssd: {e}", file=sys.stderr)
-        return 2
+    return guarded(lambda: run(parser().parse_args(argv)), ValueError, ImportError)
 
 
 if __name__ == "__main__":

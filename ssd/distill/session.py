@@ -137,7 +137,8 @@ def run_train(args) -> int:
     del target
     items, held = data.split(args.held_out)
     if not items or not held:
-        raise ValueError(f"data: {len(items)} sequences to learn from and {len(held)} held out, wanted some of both")
+        got = f"{len(items)} sequences to learn from and {len(held)} held out"
+        raise ValueError(f"data: {got}, wanted some of both: more data, or another --held-out")
     held = held[: args.held_max]
     options = TrainOptions(**{name: getattr(args, name) for name in TrainOptions.__dataclass_fields__})
     torch.manual_seed(args.seed)
