@@ -218,7 +218,7 @@ def trace(events: list[dict], rounds: int = 8):
             axis.text(at, 1.38, e["name"], ha="center", fontsize=7, color="tab:red" if e["name"] == "miss" else "black")
     axis.set_yticks([0, 1], ["draft", "target"])
     axis.set(xlabel="milliseconds", xlim=(0, (end - begin) / 1e3), ylim=(-0.5, 1.6))
-    axis.legend(fontsize="x-small", ncol=4, loc="upper center", bbox_to_anchor=(0.5, -0.35))
+    axis.legend(fontsize="x-small", ncol=4, loc="upper center", bbox_to_anchor=(0.5, -0.5))
     figure.tight_layout()
     return figure
 

@@ -92,7 +92,10 @@ def tiny_llama(**changes):
 
 def main() -> None:
     register()
-    model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1]) if sys.argv[1:] else tiny_llama()
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1]) if sys.argv[1:] else tiny_llama()
+    except (OSError, ValueError) as e:
+        sys.exit(f"{sys.argv[1]}: wanted the folder of a Llama: {e}")
     prompt = torch.arange(1, 24)[None]
     want = model.generate(prompt, max_new_tokens=8, do_sample=False)[0, prompt.shape[1] :].tolist()  # its own attention
     model.set_attn_implementation(NAME)

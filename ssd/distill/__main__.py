@@ -121,6 +121,8 @@ def check(args) -> None:
             raise BadInput(f"--{name.replace('_', '-')}: got {got}, wanted 1 or more")
     if args.minutes is not None and not args.minutes > 0:
         raise BadInput(f"--minutes: got {args.minutes}, wanted more than 0")
+    if args.record and args.engine == "ssd" and args.device != "cpu":
+        raise BadInput(f"--device: got {args.device}, wanted --engine torch with it: ssd records on the CPU")
     for name in ("plot", "json"):
         if path := getattr(args, name):
             check_writable(f"--{name}", path)
