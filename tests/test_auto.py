@@ -13,6 +13,7 @@ from ssd.model.draft import Draft
 from ssd.model.tokenizer import Tokenizer
 from ssd.runtime import LLM, SamplingParams
 from ssd.runtime.costs import ROWS, Costs, at, costs_of, expected
+from ssd.runtime.policy import Policy, Record
 from ssd.runtime.threads import CORES
 
 SLOW, FAST = {1: 0.01, 5: 0.012, 12: 0.02}, {1: 0.001, 5: 0.0012, 12: 0.002}
@@ -125,3 +126,26 @@ def test_the_mode_follows_the_prediction(tiny_folder, tiny_target, tmp_path, mon
 def test_without_a_draft_the_text_itself_proposes(tiny_folder, tiny_target):
     llm = LLM.from_model(tiny_target, Tokenizer(tiny_folder), draft="ngram", mode="auto", seed=3, threads=1)
     assert answers(llm) == answers(LLM.from_model(tiny_target, Tokenizer(tiny_folder), seed=3, threads=1))
+
+
+def share_of_plain(tokens: float, round_ms: float, steps: int = 1200) -> float:
+    """Of rounds under a policy where a plain step takes 4 ms, the first ones behind speculation 5."""
+    policy, overall = Policy(), Record(rate=0.01)
+    record, plain, since = Record(overall), 0, 0
+    for _ in range(steps):
+        if policy.wants_plain(overall.speed()) or not record.pays():
+            plain, since = plain + 1, since + 1
+            policy.verified(1, 0, 4e-3 if since > Policy.SETTLE else 5e-3)
+        else:
+            since = 0
+            policy.verified(1, 4, round_ms / 1e3)
+            for r in (record, overall):
+                r.add(tokens, round_ms / 1e3 / policy.plain.get(1))
+    return plain / steps
+
+
+def test_plain_steps_are_timed_where_they_are_at_their_best():
+    """A round that gives 1.9 tokens in the time of 2 plain steps does not pay, though it seems to beside slow ones."""
+    assert share_of_plain(1.9, 8.0) > 0.9
+    assert share_of_plain(1.9, 4.4) < 0.06  # in that of 1.1 it does
+    assert share_of_plain(1.15, 4.4) < 0.25  # a little

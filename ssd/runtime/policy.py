@@ -67,23 +67,31 @@ class Policy:
     costs at present.
     """
 
-    PROBE = 12  # rounds of plain decoding before speculation is tried again
-    REFRESH = 64  # rounds of speculation before a plain step is timed again
+    SETTLE, RUN = 4, 8  # plain steps in a row that time one, and the first of them that do not: they are slower
+    REST = ((1.5, 256), (1.25, 96), (0.0, 32))  # rounds of speculation before the next such run, from a speed on
+    SURE = 3  # runs before which the shortest rest is taken
 
     def __init__(self, depth: int = 5, width: int = 1, nodes: int = 7, adaptive: bool = True):
         self.depth, self.width, self.nodes, self.adaptive = depth, width, nodes, adaptive
         self.calibration = Calibration()
-        self.plain, self.per_row, self.per_draft_step = Mean(), Mean(), Mean()  # seconds
-        self.since_plain = self.REFRESH
+        self.plain, self.per_row, self.per_draft_step = Mean(0.25), Mean(), Mean()  # seconds
+        self.run = self.runs = 0
+        self.since_plain = self.REST[0][1]
 
     # ---- costs ----
 
     def verified(self, rows: int, speculated: int, seconds: float) -> None:
         """A pass of so many decoding sequences with so many nodes took that long."""
         if not speculated:
-            self.plain.add(seconds)
-            self.since_plain = 0
+            self.run += 1
+            if self.run > self.SETTLE:
+                self.plain.add(seconds)
+            if self.run == self.RUN:
+                self.runs += 1
+            if self.run >= self.RUN:
+                self.since_plain = 0
         else:
+            self.run = 0
             self.since_plain += 1
             if self.plain.value is not None:
                 self.per_row.add(max(seconds - self.plain.value, 0.0) / speculated)
@@ -102,9 +110,10 @@ class Policy:
 
     # ---- decisions ----
 
-    def wants_plain(self) -> bool:
-        """Whether this round should be plain decoding, to time it."""
-        return self.adaptive and (self.plain.value is None or self.since_plain >= self.REFRESH)
+    def wants_plain(self, speed: float) -> bool:
+        """Whether this round should be plain decoding, to time it; speed: what speculation gave lately."""
+        rest = next(rest for least, rest in self.REST if speed >= least and self.runs >= self.SURE or not least)
+        return self.adaptive and (self.plain.value is None or self.since_plain >= rest)
 
     def thresholds(self, speed: float, sequences: int) -> tuple[float, float]:
         """(least chance of a token to be verified, least chance to be extended) at `speed` tokens in a plain step."""
@@ -117,10 +126,13 @@ class Policy:
 class Record:
     """What speculation brought one sequence lately; it starts at what it brought to those before."""
 
+    PAYS = 1.02  # speed from which on it does
+    PROBE, MOST = 12, 96  # plain rounds before it is tried again: twice as many after every trial that did not pay
+
     def __init__(self, before: "Record | None" = None, rate: float = 0.06):
         emitted, cost = (before.emitted.value, before.cost.value) if before else (1.5, 1.15)
         self.emitted, self.cost = Mean(rate, emitted), Mean(rate, cost)  # tokens of a round, its time in plain steps
-        self.skipped = 0
+        self.skipped, self.patience = 0, self.PROBE
 
     def speed(self) -> float:
         """Tokens in the time of a plain step."""
@@ -128,11 +140,14 @@ class Record:
 
     def pays(self) -> bool:
         """Whether to speculate in this round."""
-        if self.speed() >= 0.98 or self.skipped >= Policy.PROBE:
-            self.skipped = 0
+        if self.speed() >= self.PAYS:
+            self.skipped, self.patience = 0, self.PROBE
             return True
         self.skipped += 1
-        return False
+        if self.skipped <= self.patience:
+            return False
+        self.skipped, self.patience = 0, min(2 * self.patience, self.MOST)
+        return True
 
     def add(self, emitted: int, cost: float) -> None:
         self.emitted.add(emitted)

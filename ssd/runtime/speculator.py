@@ -45,7 +45,7 @@ class Speculator:
         begin, before = perf_counter(), self.proposer.steps
         trees: list[Tree | None] = [None] * len(plan)
         prefill = any(not work.sequence.decoding for work in plan)
-        plain = self.policy.wants_plain() and not prefill
+        plain = self.policy.wants_plain(self.overall.speed()) and not prefill
         chosen = []
         for i, (sequence, _) in enumerate(plan):
             room = len(sequence.tokens) - sequence.num_tokens - 1  # the bonus token takes a place too
