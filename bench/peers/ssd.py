@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import asdict
+from statistics import median
 
 from ..roofline import bind
 from . import timeline
@@ -53,9 +54,9 @@ class Peer:
         return out
 
     def costs(self) -> dict:
-        """Seconds of a pass by its rows, as ssd.runtime.costs.Costs has them: on all cores, and with the last one for
-        the draft. In mode "sd"."""
+        """Seconds of a pass by its rows, as ssd.runtime.costs.Costs has them (the median of many in a row): on all
+        cores, and with the last one for the draft. In mode "sd"."""
         from ssd.runtime.costs import measure
 
         draft, cores = self.llm.engine.speculator.proposer.draft, self.cores
-        return asdict(measure(self.llm.engine.model, draft, cores, cores[:-1] or cores, cores[-1:]))
+        return asdict(measure(self.llm.engine.model, draft, cores, cores[:-1] or cores, cores[-1:], 24, median))

@@ -19,7 +19,7 @@ from .sampling_params import SamplingParams
 from .threads import bind
 
 log = logging.getLogger(__name__)
-ROWS, PREFIX, REPEATS = (1, 5, 12), 128, 5
+ROWS, PREFIX, REPEATS = (1, 5, 12), 128, 6
 CHANGED = 1.4  # times as long or as short: then all is measured again
 LONGEST = 8  # tokens of a branch that the formulas try
 
@@ -104,22 +104,22 @@ class Passes:
             self.place.get(logits[:1, :1])
         return perf_counter() - begin
 
-    def times(self) -> dict[int, float]:
-        """The least of several: what else runs on the machine only adds."""
-        return {n: min(self.run(n) for _ in range(REPEATS + 1)) for n in ROWS}
+    def times(self, repeats: int, of) -> dict[int, float]:
+        return {n: of([self.run(n) for _ in range(repeats)]) for n in ROWS}
 
 
-def measure(target, draft, together, verify, drafting) -> Costs:
+def measure(target, draft, together, verify, drafting, repeats: int = REPEATS, of=min) -> Costs:
     """Times both models on the cores of each arrangement (as bind takes them; None for a model on a GPU); the calling
-    thread is bound to `together` afterwards."""
+    thread is bound to `together` afterwards. of: what stands for repeated passes, by default the least, since what else
+    runs on the machine only adds."""
     target, draft = Passes(target), Passes(draft)
     bind(together)
-    first = target.times(), draft.times()
+    first = target.times(repeats, of), draft.times(repeats, of)
     other, stop = {}, threading.Event()
 
     def work():
         bind(drafting)
-        other.update(draft.times())
+        other.update(draft.times(repeats, of))
         while not stop.is_set():
             draft.run(max(ROWS))
 
@@ -127,7 +127,7 @@ def measure(target, draft, together, verify, drafting) -> Costs:
     thread.start()
     bind(verify)
     try:
-        apart = target.times()
+        apart = target.times(repeats, of)
     finally:
         stop.set()
         thread.join()

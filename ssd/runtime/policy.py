@@ -45,13 +45,18 @@ class Calibration:
 
 
 class Mean:
-    """Exponential mean; None before the first value, unless it starts somewhere."""
+    """Exponential mean; None before the first value, unless it starts somewhere. worth: of how many values the start
+    stands for: while these are few, each counts for more than `rate`."""
 
-    def __init__(self, rate: float = 0.1, start: float | None = None):
-        self.rate, self.value = rate, start
+    def __init__(self, rate: float = 0.1, start: float | None = None, worth: int = 0):
+        self.rate, self.value, self.worth = rate, start, worth
 
     def add(self, x: float) -> None:
-        self.value = x if self.value is None else self.value + self.rate * (x - self.value)
+        rate = self.rate
+        if self.worth:
+            self.worth += 1
+            rate = max(rate, 1 / self.worth)
+        self.value = x if self.value is None else self.value + rate * (x - self.value)
 
     def get(self, default: float) -> float:
         return default if self.value is None else self.value
@@ -131,7 +136,9 @@ class Record:
 
     def __init__(self, before: "Record | None" = None, rate: float = 0.06):
         emitted, cost = (before.emitted.value, before.cost.value) if before else (1.5, 1.15)
-        self.emitted, self.cost = Mean(rate, emitted), Mean(rate, cost)  # tokens of a round, its time in plain steps
+        worth = 0 if before else 4
+        self.emitted = Mean(rate, emitted, worth)  # tokens of a round
+        self.cost = Mean(rate, cost, worth)  # its time in plain steps
         self.skipped, self.patience = 0, self.PROBE
 
     def speed(self) -> float:
