@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from bench import kernels, kernels_gpu, linear, plots, synthetic
-from bench.cases import attention, attention_peers
+from bench.cases import attention, attention_peers, twice_torch
 from bench.cases import linear as linear_cases
 from bench.shapes import BATCHES, MODELS, PREFIXES, ROWS, Size, sizes
 
@@ -264,3 +264,11 @@ def test_bad_selections_are_named():
 def test_rows_of_the_gpu_can_be_drawn():
     row = {"op": "linear", "backend": "triton", "shape": "a", "roofline_fraction": 0.5}
     assert len(plots.kernels([row, row | {"backend": "cpu", "cores": 2}, {"op": "linear", "error": "none"}]).axes) == 1
+
+
+def test_torch_may_be_exact_by_chance():
+    exact = torch.ones(8, dtype=torch.float64)
+    rounded = torch.full((8,), 1 + torch.finfo(torch.float32).eps)
+    assert twice_torch(rounded, exact.float(), exact)
+    assert not twice_torch(exact.float() * 1.00001, exact.float(), exact)
+    assert not twice_torch(rounded * float("nan"), exact.float(), exact)

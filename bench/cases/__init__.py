@@ -50,5 +50,6 @@ def relative_error(y, exact) -> float:
 
 
 def twice_torch(ours, torchs, exact) -> bool:
-    """Error at most twice that of torch's own computation in the same dtype; false for NaN. exact: float64."""
-    return relative_error(ours, exact) <= 2 * relative_error(torchs, exact)
+    """Error at most twice that of torch's own computation in the same dtype, or of a rounding of float32, which torch
+    is spared by chance where one factor decides; false for NaN. exact: float64."""
+    return relative_error(ours, exact) <= 2 * max(relative_error(torchs, exact), torch.finfo(torch.float32).eps)

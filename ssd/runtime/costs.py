@@ -104,8 +104,15 @@ class Passes:
             self.place.get(logits[:1, :1])
         return perf_counter() - begin
 
-    def times(self, repeats: int, of) -> dict[int, float]:
-        return {n: of([self.run(n) for _ in range(repeats)]) for n in ROWS}
+    def times(self, repeats: int, of, between=lambda: None) -> dict[int, float]:
+        """between: called before each pass of several rows, as a draft is run before a verification."""
+
+        def once(n: int) -> float:
+            if n > 1:
+                between()
+            return self.run(n)
+
+        return {n: of([once(n) for _ in range(repeats)]) for n in ROWS}
 
 
 def measure(target, draft, together, verify, drafting, repeats: int = REPEATS, of=min) -> Costs:
@@ -114,7 +121,7 @@ def measure(target, draft, together, verify, drafting, repeats: int = REPEATS, o
     runs on the machine only adds."""
     target, draft = Passes(target), Passes(draft)
     bind(together)
-    first = target.times(repeats, of), draft.times(repeats, of)
+    first = target.times(repeats, of, lambda: draft.run(1)), draft.times(repeats, of)
     other, stop = {}, threading.Event()
 
     def work():
