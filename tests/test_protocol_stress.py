@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 HEADER = ROOT / "csrc" / "include" / "ssd" / "spec_cache.h"
 STRESS = ROOT / "tests" / "native" / "spec_cache_stress.cpp"
 SWAPS = 1_000_000
-TRIES = 300_000  # swaps within which a planted fault must show
+TRIES = 300_000  # swaps of a run, within five of which a planted fault must show
 
 
 def relaxed(name: str, type: str, argument: str) -> tuple[str, str]:
@@ -87,6 +87,8 @@ def faulty(sanitizer, tmp_path_factory):
 
 @pytest.mark.parametrize("n,name", list(enumerate(FAULTS, 1)))
 def test_planted_fault_is_found(faulty, n, name):
-    done = run(faulty, TRIES, n, 1)
+    for seed in range(1, 6):  # whether it shows in one run is up to the two threads
+        if (done := run(faulty, TRIES, n, seed)).returncode:
+            break
     assert done.returncode in (1, 66), done.stdout
     assert "INVARIANT" in done.stderr or "data race" in done.stderr
