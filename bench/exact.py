@@ -182,8 +182,8 @@ def main(argv: list[str] | None = None) -> int:
     check_names(parser, "--modes", args.modes.split(","), ("ar", "sd", "ssd", "auto"))
     if args.delays:
         delay_lanes(random.Random(0))
-    runner = Runner(args.target, args.threads)
     texts = workloads_of(parser, args)
+    runner = Runner(args.target, args.threads)
     ids = [runner.tokenizer.encode_chat([{"role": "user", "content": p}]) for ps in texts.values() for p in ps]
     found = compare(runner, args, ids)
     results.write(args.json, found.pop("rows"), **found)

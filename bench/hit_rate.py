@@ -75,8 +75,8 @@ def main(argv: list[str] | None = None) -> int:
 
     from ssd import SamplingParams
 
-    pair = Pair(args.target, args.draft, args.dtype, args.draft_dtype)
     texts = workloads_of(parser, args)
+    pair = Pair(args.target, args.draft, args.dtype, args.draft_dtype)
     rows = []
     temperatures, fan_outs = map(float, args.temperatures.split(",")), map(int, args.fan_out.split(","))
     widths = map(int, args.tree_width.split(","))

@@ -12,23 +12,16 @@ import sys
 
 import torch
 
+from ssd.model.batch import Batch
+
 from . import results
 from .decode import workloads_of
-
-
-def batch_of(ids: list[int], page_size: int):
-    """One request that begins with the first page; logits of every row."""
-    from ssd.model.batch import Batch
-
-    index, pages = torch.arange(len(ids)), torch.arange(-(-len(ids) // page_size), dtype=torch.int32)
-    bounds, prefix = torch.tensor([0, len(ids)], dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
-    return Batch(torch.tensor(ids), index.int(), index, bounds, prefix, pages[None], index)
 
 
 def read(model, ids: list[int], start: int) -> tuple[int, float]:
     """Of ids: how many from `start` on are the likeliest where they stand, and -log probability of those before."""
     kv = model.new_kv_cache(-(-len(ids) // 16))
-    logits, wanted = model.forward(batch_of(ids, kv.page_size), kv)[:-1], torch.tensor(ids[1:])
+    logits, wanted = model.forward(Batch.chain(ids), kv)[:-1], torch.tensor(ids[1:])
     own = (logits.argmax(-1) == wanted)[start - 1 :]
     lost = torch.nn.functional.cross_entropy(logits[: start - 1], wanted[: start - 1], reduction="sum")
     return int(own.sum()), float(lost)

@@ -30,20 +30,7 @@ def save_tiny(folder, seed=0, family="Llama", **changes):
     return model
 
 
-def one_request(ids, prefix=0, page_size=16, first_page=0):
-    """Batch of one request whose pages are first_page, first_page + 1, ...; logits of every row."""
-    rows, total = len(ids), prefix + len(ids)
-    pages = torch.arange(first_page, first_page - (-total // page_size), dtype=torch.int32)
-    index = torch.arange(prefix, total)
-    return Batch(
-        ids=torch.as_tensor(ids, dtype=torch.int64),
-        positions=index.int(),
-        slots=pages[index // page_size].long() * page_size + index % page_size,
-        row_offsets=torch.tensor([0, rows], dtype=torch.int32),
-        prefix_lens=torch.tensor([prefix], dtype=torch.int32),
-        page_table=pages[None],
-        logit_rows=torch.arange(rows),
-    )
+one_request = Batch.chain
 
 
 def one_tree(ids, parents, prefix, page_size=16):

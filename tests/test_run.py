@@ -14,8 +14,9 @@ import tiny_checkpoint
 import torch
 from safetensors.torch import load_file, save_file
 
+from ssd.command import BadInput, threads
 from ssd.model import hub
-from ssd.run import DEFAULT_TARGET, BadInput, main, read_prompts, threads
+from ssd.run import DEFAULT_TARGET, main, read_prompts
 
 
 @pytest.fixture(scope="module")
@@ -262,7 +263,10 @@ def test_threads():
     assert threads("0,2") == [0, 2] and threads("4-6,9") == [4, 5, 6, 9] and threads("1-1") == [1]
 
 
-def start(*arguments, code="import sys; from ssd import run; run.stop_at_once(); sys.exit(run.main(sys.argv[1:]))"):
+def start(
+    *arguments,
+    code="import sys; from ssd import run; run.stop_at_once(); sys.exit(run.main(sys.argv[1:]))",
+):
     command = [sys.executable, "-c", code, *map(str, arguments)]
     heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # which background jobs of a shell ignore
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed)
@@ -288,7 +292,7 @@ def test_ctrl_c_while_decoding(tmp_path):
 def test_ctrl_c_inside_an_operator():
     code = """
 import ctypes, threading
-from ssd.run import stop_at_once
+from ssd.command import stop_at_once
 stop_at_once()
 threading.Timer(1, print, [""], {"flush": True}).start()  # by then the main thread is inside
 mutex = ctypes.create_string_buffer(64)

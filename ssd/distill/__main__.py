@@ -5,7 +5,7 @@ import ctypes
 import logging
 import sys
 
-from ssd.run import BadInput, Parser, check_writable, guarded, stop_at_once, threads
+from ssd.command import BadInput, Parser, check_writable, guarded, stop_at_once, threads
 
 from .train import TrainOptions
 
@@ -134,7 +134,6 @@ def run(args) -> int:
 
     from ssd.runtime.threads import cores_of
 
-    keep_freed_memory()
     cores = threads(args.threads)
     if cores is not None:
         torch.set_num_threads(len(cores_of(cores)))
@@ -155,4 +154,5 @@ def main(argv: list[str] | None = None) -> int:
 
 if __name__ == "__main__":
     stop_at_once()
+    keep_freed_memory()
     sys.exit(main())

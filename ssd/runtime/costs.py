@@ -67,20 +67,6 @@ def at(times: dict[int, float], rows: int) -> float:
     return max(times[a] + (times[b] - times[a]) * (rows - a) / (b - a), 1e-9)
 
 
-def rows_of(model, rows: int, pages: int, page_size: int) -> Batch:
-    """A chain of so many rows behind a prefix."""
-    index = torch.arange(PREFIX, PREFIX + rows)
-    return Batch(
-        ids=torch.zeros(rows, dtype=torch.int64),
-        positions=index.int(),
-        slots=index,
-        row_offsets=torch.tensor([0, rows], dtype=torch.int32),
-        prefix_lens=torch.tensor([PREFIX], dtype=torch.int32),
-        page_table=torch.arange(pages, dtype=torch.int32)[None],
-        logit_rows=torch.arange(rows),
-    )
-
-
 class Passes:
     """Passes of one model, to be timed."""
 
@@ -90,7 +76,7 @@ class Passes:
         self.kv.k.zero_(), self.kv.v.zero_()
         features = bool(getattr(model, "feature_layers", ()))
         self.asker = SimpleNamespace(params=SamplingParams(temperature=1.0), seed=0) if hasattr(model, "ids") else None
-        self.batches = {n: rows_of(model, n, self.kv.num_pages, self.kv.page_size) for n in ROWS}
+        self.batches = {n: Batch.chain([0] * n, PREFIX, self.kv.page_size) for n in ROWS}
         width = model.config.hidden_size
         self.hidden = {n: torch.ones(n, width) if features else None for n in ROWS}
 

@@ -91,9 +91,8 @@ class Policy:
             self.run += 1
             if self.run > self.SETTLE:
                 self.plain.add(seconds)
-            if self.run == self.RUN:
-                self.runs += 1
             if self.run >= self.RUN:
+                self.runs += self.run == self.RUN
                 self.since_plain = 0
         else:
             self.run = 0

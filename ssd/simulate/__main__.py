@@ -7,8 +7,8 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from ssd.command import Parser, check_writable, guarded, written
 from ssd.markdown import table
-from ssd.run import Parser, check_writable, guarded, written
 
 from . import announcement, paper, questions
 from .fit import Fit, fit
