@@ -1,14 +1,22 @@
 """The adapters of other systems: those that are installed on a tiny model, the others against fakes of their API."""
 
+import json
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import gguf
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Type
+from gguf_helpers import FAMILIES, logits, write_pair
+from model_helpers import relative_error
 
 from bench import peers
 from bench.peers import SYSTEMS
 from ssd import LLM, SamplingParams
+from ssd.model.gguf_file import GGUFFile
+from ssd.model.llama import Llama
 
 PROMPT = list(range(5, 45)) + list(range(5, 25))  # repeats itself, for prompt lookup
 
@@ -112,10 +120,17 @@ def test_sglang(mode, cumulative, monkeypatch):
     assert run["tokens"] == [7, 8, 9, 10, 11] and run["decode_tokens"] == 4
 
 
-def openvino_fake(monkeypatch, made):
+@pytest.fixture
+def openvino(monkeypatch, tmp_path):
+    """What the fakes of OpenVINO were asked for: path and options of the pipeline, and `made`, the drafts."""
+    got = {"made": []}
+
     class Pipeline:
-        def __init__(self, path, device, **options):
-            made.update(path=path, device=device, options=options)
+        def __init__(self, path, device, enable_save_ov_model=False, **options):
+            if enable_save_ov_model:
+                got["made"].append(Path(path).name)
+                (Path(path).parent / "openvino_model.xml").write_bytes(Path(path).read_bytes())
+            got.update(path=path, device=device, options=options)
 
         def generate(self, inputs, config, streamer):
             assert config.ignore_eos and not config.do_sample
@@ -130,27 +145,58 @@ def openvino_fake(monkeypatch, made):
     )  # fmt: skip
     module(monkeypatch, "openvino", Tensor=lambda x: x)
     module(monkeypatch, "openvino_genai", **genai)
+    monkeypatch.setattr("ssd.model.hub.cache_folder", lambda: tmp_path / "cache")
+    return got
 
 
 @pytest.mark.parametrize("mode", SYSTEMS["openvino"].modes)
-def test_openvino(mode, monkeypatch, tmp_path):
-    made = {}
-    openvino_fake(monkeypatch, made)
-    file = tmp_path / "model.F16.gguf"
-    file.touch()
-    more = {"assistant": str(tmp_path)} if mode == "assisted" else {}
-    if more:
-        with pytest.raises(FileNotFoundError, match="needs a folder with openvino_model.xml"):
-            make("openvino", [0, 1], str(tmp_path), "F16", mode, assistant=str(file))
-        (tmp_path / "openvino_model.xml").touch()
-    peer = make("openvino", [0, 1], str(tmp_path), "F16", mode, **more)
-    options = made["options"]
-    assert made["path"] == str(file) and not options["scheduler_config"].enable_prefix_caching
+def test_openvino(mode, openvino, tmp_path):
+    target, draft = write_pair(tmp_path / "model", Type.F16, FAMILIES["llama"])
+    file = target.rename(draft / "model.F16.gguf")
+    more = {"assistant": str(draft)} if mode == "assisted" else {}
+    for _ in range(2):
+        peer = make("openvino", [0, 1], str(tmp_path / "model"), "F16", mode, **more)
+    options = openvino["options"]
+    assert openvino["path"] == str(file) and not options["scheduler_config"].enable_prefix_caching
     assert options["INFERENCE_PRECISION_HINT"] == "f32" and options["INFERENCE_NUM_THREADS"] == 2
     assert options.get("prompt_lookup", False) == (mode == "lookup")
     assert ("draft_model" in options) == (mode == "assisted")
+    assert openvino["made"] == ["draft.gguf"] * (mode == "assisted")  # once
+    if more:
+        folder, of_draft = options["draft_model"]
+        assert of_draft["INFERENCE_NUM_THREADS"] == 2
+        assert [file.name for file in Path(folder).iterdir()] == ["openvino_model.xml"]
     run = peer.generate([4, 6], 3)
     assert run["tokens"] == [6, 6, 6] and run["decode_tokens"] == 2
+
+
+def byte_level(source, path):
+    """A copy of the GGUF file with a tokenizer of bytes, the only kind that OpenVINO reads."""
+    from bench.peers.gguf_file import copied, write
+
+    reader = gguf.GGUFReader(source)
+    tokens = [*map(chr, range(33, 127)), "ab", "<|a|>", "<|b|>", "<|c|>", "<|d|>"]
+    metadata = [m for m in copied(reader) if not m[0].startswith("tokenizer.")]
+    values = {"model": "gpt2", "pre": "smollm", "tokens": tokens, "merges": ["a b"]}
+    values |= {"token_type": [1] * 95 + [3] * 4, "bos_token_id": 96, "eos_token_id": 97}
+    for name, value in values.items():
+        kind = gguf.GGUFValueType.UINT32 if name.endswith("_id") else gguf.GGUFValueType.get_type(value)
+        element = gguf.GGUFValueType.get_type(value[0]) if isinstance(value, list) else None
+        metadata.append((f"tokenizer.ggml.{name}", value, kind, element))
+    write(path, "F16", "llama", metadata, [(t.name, t.data.astype("f4")) for t in reader.tensors])
+
+
+def test_openvino_installed_says_the_same_with_a_draft(tmp_path, monkeypatch):
+    """The target's own weights as a draft: whole drafts are accepted."""
+    pytest.importorskip("openvino_genai")
+    monkeypatch.setattr("ssd.model.hub.cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr("bench.peers.openvino.timeline", lambda start, arrivals, limit: [t for _, t in arrivals])
+    file, folder = write_pair(tmp_path / "model", Type.F16, FAMILIES["llama"])
+    byte_level(file, folder / "model.F16.gguf")
+    plain = make("openvino", [0], str(folder), "F16", "ar").generate(PROMPT, 21)
+    pieces = make("openvino", [0], str(folder), "F16", "assisted", assistant=str(folder)).generate(PROMPT, 21)
+    assert max(map(len, pieces)) == 5 and len(pieces) <= 7
+    assert sum(pieces, []) == sum(plain, [])
 
 
 @pytest.mark.parametrize("system", [s for s in SYSTEMS if s not in ("ssd",)])
@@ -222,3 +268,37 @@ def test_an_independent_draft_becomes_a_hugging_face_model(tiny_folder, tmp_path
     head = whole.pop("lm_head.weight")
     assert torch.equal(head[tensors["d2t"]], tensors["lm_head.weight"].bfloat16())
     assert int(head.any(1).sum()) == 60 and len(head) == len(whole[name]) and "d2t" not in whole
+
+
+@pytest.mark.parametrize("family", ["llama", "llama, biases", "qwen3, tied"])
+@pytest.mark.parametrize("precision, near", [("F16", 0), ("Q8_0", 1e-3)])
+def test_a_folder_as_a_gguf_file_gives_the_same_logits(precision, near, family, tmp_path):
+    from bench.peers.gguf_draft import convert
+
+    target, _ = write_pair(tmp_path / "target", Type.F16, {"num_hidden_layers": 2, **FAMILIES["qwen2"]})
+    _, folder = write_pair(tmp_path / "draft", getattr(Type, precision), FAMILIES[family])
+    convert(folder, target, precision, tmp_path / "draft.gguf")
+    model, wanted = Llama.load(tmp_path / "draft.gguf", "fp32"), Llama.load(folder, "fp32")
+    assert model.config == wanted.config
+    assert max(relative_error(logits(model), logits(wanted))) <= near
+    meta = [GGUFFile(file).meta for file in (tmp_path / "draft.gguf", target)]
+    one, other = ({k: v for k, v in m.items() if k.startswith("tokenizer.")} for m in meta)
+    assert one == other and one["tokenizer.ggml.tokens"]
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"vocab_size": 98}, "got a vocabulary of 98 tokens, wanted the target's 99"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "got RoPE of type linear, wanted the default"),
+        ({"architectures": ["MistralForCausalLM"]}, "got MistralForCausalLM, wanted LlamaForCausalLM or"),
+    ],
+)
+def test_a_draft_that_a_gguf_file_cannot_hold(changes, said, tmp_path):
+    from bench.peers.gguf_draft import convert
+
+    target, folder = write_pair(tmp_path, Type.F16, FAMILIES["llama"])
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(ValueError, match=said):
+        convert(folder, target, "F16", tmp_path / "draft.gguf")

@@ -5,6 +5,7 @@ with the precision in its name. bench.decode makes what it lacks by itself.
 """
 
 import argparse
+from collections.abc import Iterable
 from pathlib import Path
 
 import gguf
@@ -31,32 +32,42 @@ def gguf_of(target: Path, precision: str) -> Path:
 def convert(source: Path, precision: str, path: Path | None = None) -> Path:
     """Writes the file, beside the source if no path is given, and returns its path. Raises ValueError for another
     precision than Q8_0 or F16."""
-    if precision not in TYPES:
-        raise ValueError(f"precision: got {precision!r}, wanted {' or '.join(TYPES)}")
     reader = gguf.GGUFReader(source)
     name = source.stem.rsplit(".", 1)[0]
     path = path or source.parent / f"{name}.{precision}.gguf"
+    tensors = ((t.name, gguf.quants.dequantize(t.data, t.tensor_type)) for t in reader.tensors)
+    write(path, precision, reader.fields["general.architecture"].contents(), copied(reader), tensors)
+    return path
+
+
+def copied(reader: gguf.GGUFReader, prefix: str = "") -> list[tuple]:
+    """Metadata whose key begins so, for `write`; not what the writer says itself."""
+    own = ("GGUF.", "general.architecture", "general.file_type")
+    kept = {key: field for key, field in reader.fields.items() if key.startswith(prefix) and not key.startswith(own)}
+    return [(k, f.contents(), f.types[0], f.types[-1] if len(f.types) > 1 else None) for k, f in kept.items()]
+
+
+def write(path: Path, precision: str, architecture: str, metadata: Iterable[tuple], tensors: Iterable[tuple]) -> None:
+    """A file of these float32 tensors, (name, values), matrices in this precision, the others as they are. metadata:
+    (key, value, type, type of the elements or None). Raises ValueError for another precision than Q8_0 or F16."""
+    if precision not in TYPES:
+        raise ValueError(f"precision: got {precision!r}, wanted {' or '.join(TYPES)}")
     making = path.with_suffix(".part")
-    writer = gguf.GGUFWriter(making, reader.fields["general.architecture"].contents())
-    for key, field in reader.fields.items():
-        if key.startswith("GGUF.") or key in ("general.architecture", "general.file_type"):
-            continue  # the writer's own
-        kind, element = field.types[0], field.types[-1] if len(field.types) > 1 else None
-        writer.add_key_value(key, field.contents(), kind, element)
+    writer = gguf.GGUFWriter(making, architecture)
+    for key, value, kind, element in metadata:
+        writer.add_key_value(key, value, kind, element)
     writer.add_file_type(FILE_TYPES[precision])
-    for tensor in reader.tensors:
-        weight = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+    for name, weight in tensors:
         if weight.ndim < 2:
-            writer.add_tensor(tensor.name, weight.astype(np.float32))
+            writer.add_tensor(name, weight.astype(np.float32))
         else:
             stored = gguf.quants.quantize(weight, TYPES[precision])
-            writer.add_tensor(tensor.name, stored, raw_dtype=TYPES[precision])
+            writer.add_tensor(name, stored, raw_dtype=TYPES[precision])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     making.rename(path)
-    return path
 
 
 def main() -> None:

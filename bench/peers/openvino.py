@@ -3,7 +3,8 @@
 import time
 from pathlib import Path
 
-from . import missing, need_assistant, timeline
+from . import converted, missing, need_assistant, timeline
+from .gguf_draft import convert
 from .gguf_file import gguf_of
 
 # File, arithmetic and KV cache by precision; None: its own choice.
@@ -13,19 +14,21 @@ ASSISTED = {"num_assistant_tokens": 4}
 
 
 class Peer:
-    """assistant: a folder with the draft as an OpenVINO model (openvino_model.xml)."""
+    """assistant: folder of an independent draft, as a Hugging Face model with the target's vocabulary."""
 
     def __init__(self, cores, target, precision, mode, assistant=None):
+        file, arithmetic = FORMATS[precision]
         try:
             import openvino
             import openvino_genai as genai
         except ImportError:
             raise missing("openvino_genai", "openvino-genai") from None
         self.genai, self.tensor = genai, openvino.Tensor
-        file, arithmetic = FORMATS[precision]
         device = {"INFERENCE_NUM_THREADS": len(cores)}
         if arithmetic:
             device |= {"INFERENCE_PRECISION_HINT": arithmetic, "KV_CACHE_PRECISION": arithmetic}
+        path = gguf_of(Path(target), file)
+        draft = draft_of(Path(need_assistant(assistant)), path, file) if mode == "assisted" else None
         scheduler = genai.SchedulerConfig()
         scheduler.enable_prefix_caching = False  # every prompt is computed
         options, self.config = {"scheduler_config": scheduler}, genai.GenerationConfig()
@@ -33,10 +36,10 @@ class Peer:
         if mode == "lookup":
             options["prompt_lookup"] = True
         elif mode == "assisted":
-            options["draft_model"] = genai.draft_model(draft_of(need_assistant(assistant)), "CPU", **device)
+            options["draft_model"] = genai.draft_model(str(draft), "CPU", **device)
         for name, value in {"lookup": LOOKUP, "assisted": ASSISTED}.get(mode, {}).items():
             setattr(self.config, name, value)
-        self.pipeline = genai.LLMPipeline(str(gguf_of(Path(target), file)), "CPU", **options, **device)
+        self.pipeline = genai.LLMPipeline(str(path), "CPU", **options, **device)
 
     def generate(self, ids: list[int], max_tokens: int) -> dict:
         import numpy as np
@@ -59,8 +62,16 @@ class Peer:
         return timeline(start, arrivals, max_tokens)
 
 
-def draft_of(assistant: str) -> str:
-    """The folder; GGUF files are read for the target only."""
-    if not (Path(assistant) / "openvino_model.xml").exists():
-        raise FileNotFoundError(f"openvino needs a folder with openvino_model.xml as a draft, and got {assistant}")
-    return assistant
+def draft_of(assistant: Path, target: Path, precision: str) -> Path:
+    """A folder with the draft as an OpenVINO model, made by way of a GGUF file, which drafts may not be."""
+
+    def make(folder):
+        import openvino_genai as genai
+
+        folder.mkdir(exist_ok=True)
+        file = folder / "draft.gguf"
+        convert(assistant, target, precision, file)
+        genai.LLMPipeline(str(file), "CPU", enable_save_ov_model=True, INFERENCE_PRECISION_HINT="f32")
+        file.unlink()
+
+    return converted(assistant, f"{precision}.openvino", make)
