@@ -1,6 +1,7 @@
 """The adapters of other systems: those that are installed on a tiny model, the others against fakes of their API."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -122,7 +123,7 @@ def test_sglang(mode, cumulative, monkeypatch):
 
 @pytest.fixture
 def openvino(monkeypatch, tmp_path):
-    """What the fakes of OpenVINO were asked for: path and options of the pipeline, and `made`, the drafts."""
+    """What the fakes of OpenVINO were asked for: path and options of the pipeline, cores, and `made`, the drafts."""
     got = {"made": []}
 
     class Pipeline:
@@ -145,6 +146,7 @@ def openvino(monkeypatch, tmp_path):
     )  # fmt: skip
     module(monkeypatch, "openvino", Tensor=lambda x: x)
     module(monkeypatch, "openvino_genai", **genai)
+    monkeypatch.setattr("os.sched_setaffinity", lambda process, cores: got.update(cores=cores))
     monkeypatch.setattr("ssd.model.hub.cache_folder", lambda: tmp_path / "cache")
     return got
 
@@ -159,6 +161,7 @@ def test_openvino(mode, openvino, tmp_path):
     options = openvino["options"]
     assert openvino["path"] == str(file) and not options["scheduler_config"].enable_prefix_caching
     assert options["INFERENCE_PRECISION_HINT"] == "f32" and options["INFERENCE_NUM_THREADS"] == 2
+    assert openvino["cores"] == [0, 1]
     assert options.get("prompt_lookup", False) == (mode == "lookup")
     assert ("draft_model" in options) == (mode == "assisted")
     assert openvino["made"] == ["draft.gguf"] * (mode == "assisted")  # once
@@ -189,6 +192,7 @@ def byte_level(source, path):
 def test_openvino_installed_says_the_same_with_a_draft(tmp_path, monkeypatch):
     """The target's own weights as a draft: whole drafts are accepted."""
     pytest.importorskip("openvino_genai")
+    monkeypatch.setattr("os.sched_setaffinity", lambda process, cores: None)
     monkeypatch.setattr("ssd.model.hub.cache_folder", lambda: tmp_path / "cache")
     monkeypatch.setattr("bench.peers.openvino.timeline", lambda start, arrivals, limit: [t for _, t in arrivals])
     file, folder = write_pair(tmp_path / "model", Type.F16, FAMILIES["llama"])
@@ -214,8 +218,6 @@ def test_assisted_needs_a_draft(monkeypatch):
 
 
 def test_converted_files_are_made_once_and_anew_when_the_model_changes(tmp_path, monkeypatch):
-    import os
-
     monkeypatch.setattr("ssd.model.hub.cache_folder", lambda: tmp_path / "cache")
     model, calls = tmp_path / "m.Q4_1.gguf", []
     model.write_text("a")

@@ -1,5 +1,6 @@
 """OpenVINO GenAI, on a GGUF file of the target: plain, with its prompt lookup, or with a draft model."""
 
+import os
 import time
 from pathlib import Path
 
@@ -23,6 +24,7 @@ class Peer:
             import openvino_genai as genai
         except ImportError:
             raise missing("openvino_genai", "openvino-genai") from None
+        os.sched_setaffinity(0, cores)  # it takes no more than it finds, and loading torch has bound this thread to one
         self.genai, self.tensor = genai, openvino.Tensor
         device = {"INFERENCE_NUM_THREADS": len(cores)}
         if arithmetic:
