@@ -173,6 +173,25 @@ def test_openvino(mode, openvino, tmp_path):
     assert run["tokens"] == [6, 6, 6] and run["decode_tokens"] == 2
 
 
+@pytest.mark.parametrize(
+    "precision, cores, flags, wanted",
+    [
+        ("bf16", [0], "avx512_bf16 amx_bf16", "AVX512_CORE_FP16"),
+        ("bf16", [0, 1], "avx512_bf16 amx_bf16", None),
+        ("bf16", [0], "avx512_bf16", None),
+        ("F16", [0], "avx512_bf16 amx_bf16", None),
+    ],
+)
+def test_openvino_spares_amx_where_it_would_end(precision, cores, flags, wanted, openvino, tmp_path, monkeypatch):
+    (tmp_path / "cpuinfo").write_text(f"flags\t\t: fpu {flags}\n")
+    monkeypatch.setattr("bench.peers.openvino.CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "x")  # taken back at the end
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA")
+    (tmp_path / "model.F16.gguf").touch()
+    make("openvino", cores, str(tmp_path), precision, "ar")
+    assert os.environ.get("ONEDNN_MAX_CPU_ISA") == wanted
+
+
 def byte_level(source, path):
     """A copy of the GGUF file with a tokenizer of bytes, the only kind that OpenVINO reads."""
     from bench.peers.gguf_file import copied, write

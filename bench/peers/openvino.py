@@ -1,4 +1,7 @@
-"""OpenVINO GenAI, on a GGUF file of the target: plain, with its prompt lookup, or with a draft model."""
+"""OpenVINO GenAI, on a GGUF file of the target: plain, with its prompt lookup, or with a draft model.
+
+bf16 on one core does without AMX, whose kernels divide by half the number of threads and end the process.
+"""
 
 import os
 import time
@@ -12,6 +15,7 @@ from .gguf_file import gguf_of
 FORMATS = {"Q8_0": ("Q8_0", None), "bf16": ("F16", "bf16"), "F16": ("F16", "f32")}
 LOOKUP = {"num_assistant_tokens": 5, "max_ngram_size": 3}  # of its own example
 ASSISTED = {"num_assistant_tokens": 4}
+CPUINFO = Path("/proc/cpuinfo")
 
 
 class Peer:
@@ -19,6 +23,8 @@ class Peer:
 
     def __init__(self, cores, target, precision, mode, assistant=None):
         file, arithmetic = FORMATS[precision]
+        if arithmetic == "bf16" and len(cores) == 1 and "amx_bf16" in CPUINFO.read_text():
+            os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")  # before it is loaded
         try:
             import openvino
             import openvino_genai as genai
