@@ -11,6 +11,8 @@
 namespace {
 using at::Tensor;
 
+constexpr int64_t kAlone = 1 << 18;  // bytes that one thread has copied before others are awake
+
 void kv_copy(const Tensor& k, const Tensor& v, const Tensor& sources, const Tensor& targets) {
   SSD_CHECK(k.dim() == 5, "k_cache: got shape ", k.sizes(), ", wanted [layers, pages, page_size, Hkv, D]");
   SSD_CHECK(v.sizes() == k.sizes(), "v_cache: got shape ", v.sizes(), ", wanted that of k_cache, ", k.sizes());
@@ -46,7 +48,7 @@ void kv_copy(const Tensor& k, const Tensor& v, const Tensor& sources, const Tens
       for (int64_t i = 0; i < count; ++i)
         if (from[i] >= 0 && to[i] >= 0) std::memcpy(p + to[i] * bytes, &held[i * bytes], bytes);
     }
-  });
+  }, 2 * layers * int64_t(count * bytes) > kAlone ? 2 * layers : 1);
 }
 
 }  // namespace

@@ -87,9 +87,9 @@ void Pool::work(int rank) {
   }
 }
 
-void Pool::run(const std::function<void(Team&)>& f) {
-  Team team{this, 0, size_, phase_.load(std::memory_order_relaxed)};
-  if (size_ == 1) return f(team);
+void Pool::run(const std::function<void(Team&)>& f, int64_t parts) {
+  Team team{this, 0, parts > 1 ? size_ : 1, phase_.load(std::memory_order_relaxed)};
+  if (team.size == 1) return f(team);
   job_ = &f;
   running_.store(size_ - 1, std::memory_order_relaxed);
   generation_.fetch_add(1, std::memory_order_release);

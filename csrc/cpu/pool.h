@@ -32,7 +32,9 @@ class Pool {
   explicit Pool(const std::vector<int>& cores);
   ~Pool();
   int size() const { return size_; }
-  void run(const std::function<void(Team&)>& f);
+  // parts: into which the work can be cut, or is worth cutting; for one part no other thread is woken, which takes
+  // longer than a small operator.
+  void run(const std::function<void(Team&)>& f, int64_t parts = INT64_MAX);
 
  private:
   friend struct Team;

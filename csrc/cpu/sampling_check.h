@@ -26,10 +26,11 @@ template <class T, class Ok> void check_values(const at::Tensor& t, const char* 
     SSD_CHECK(ok(p[i]), name, ": got ", p[i], " in entry ", i, ", wanted ", wanted);
 }
 
+inline bool is_index(int64_t i) { return i >= 0 && i < (int64_t(1) << 31); }
+
 inline void check_positions(const at::Tensor& positions, int64_t n) {
   check_entries(positions, "positions", at::kLong, n);
-  check_values<int64_t>(positions, "positions", "0 to 2^31 - 1",
-                        [](int64_t p) { return p >= 0 && p < (int64_t(1) << 31); });
+  check_values<int64_t>(positions, "positions", "0 to 2^31 - 1", is_index);
 }
 
 inline SamplingParams filter_params(const at::Tensor& temperature, const at::Tensor& top_k, const at::Tensor& top_p,

@@ -2,6 +2,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "../check.h"
@@ -12,6 +13,9 @@
 namespace {
 using at::Tensor;
 
+constexpr int64_t kAlone = 1 << 17;  // logits that one thread has read before others are awake
+constexpr int64_t kNoiseCost = 8;    // of a logit with noise, in logits
+
 std::tuple<Tensor, Tensor> sample(const Tensor& logits, const Tensor& temperature, const Tensor& top_k,
                                   const Tensor& top_p, const Tensor& min_p, const Tensor& seeds,
                                   const Tensor& positions, bool logprobs) {
@@ -21,7 +25,7 @@ std::tuple<Tensor, Tensor> sample(const Tensor& logits, const Tensor& temperatur
   Tensor tokens = at::empty({rows}, at::kLong), scores = at::empty({logprobs ? rows : 0}, at::kFloat);
   ssd::SampleArgs a{logits.const_data_ptr<float>(), logits.stride(0), rows, logits.size(1), params,
                     tokens.mutable_data_ptr<int64_t>(), logprobs ? scores.mutable_data_ptr<float>() : nullptr};
-  ssd::pool().run([&](ssd::Team& team) { ssd::kernels().sample(a, team); });
+  ssd::pool().run([&](ssd::Team& team) { ssd::kernels().sample(a, team); }, rows);
   for (int64_t r = 0; r < rows; ++r) ssd::check_result(a.tokens[r], r);
   return {tokens, scores};
 }
@@ -45,8 +49,10 @@ std::tuple<Tensor, Tensor> top_f(const Tensor& logits, const Tensor& temperature
   }
   if (target_ids) {
     ssd::check_entries(*target_ids, "target_ids", at::kLong, vocab);
-    ssd::check_values<int64_t>(*target_ids, "target_ids", "0 to 2^31 - 1",
-                               [](int64_t id) { return id >= 0 && id < (int64_t(1) << 31); });
+    uint64_t any = 0;  // bits of all, in one vector loop: they are checked at every step of a draft
+    const int64_t* id = target_ids->const_data_ptr<int64_t>();
+    for (int64_t i = 0; i < vocab; ++i) any |= id[i];
+    if (any >> 31) ssd::check_values<int64_t>(*target_ids, "target_ids", "0 to 2^31 - 1", ssd::is_index);
   }
   Tensor ids = at::empty({rows, f}, at::kLong), scores = at::empty({rows, f}, at::kFloat);
   ssd::TopFArgs a{logits.const_data_ptr<float>(),
@@ -61,7 +67,9 @@ std::tuple<Tensor, Tensor> top_f(const Tensor& logits, const Tensor& temperature
                   uint32_t(purpose),
                   ids.mutable_data_ptr<int64_t>(),
                   scores.mutable_data_ptr<float>()};
-  ssd::pool().run([&](ssd::Team& team) { ssd::kernels().top_f(a, team); });
+  const float* t = temperature.const_data_ptr<float>();
+  const int64_t work = rows * vocab * (std::any_of(t, t + rows, [](float x) { return x > 0; }) ? kNoiseCost : 1);
+  ssd::pool().run([&](ssd::Team& team) { ssd::kernels().top_f(a, team); }, work > kAlone ? rows : 1);
   for (int64_t r = 0; r < rows; ++r) ssd::check_result(a.ids[r * f], r);
   return {ids, scores};
 }
@@ -73,7 +81,7 @@ Tensor probs(const Tensor& logits, const Tensor& temperature, const Tensor& top_
   Tensor p = at::empty({rows, vocab}, at::kFloat);
   ssd::ProbsArgs a{logits.const_data_ptr<float>(), logits.stride(0), rows, vocab,
                    ssd::filter_params(temperature, top_k, top_p, min_p, rows), p.mutable_data_ptr<float>()};
-  ssd::pool().run([&](ssd::Team& team) { ssd::kernels().probs(a, team); });
+  ssd::pool().run([&](ssd::Team& team) { ssd::kernels().probs(a, team); }, rows);
   for (int64_t r = 0; r < rows; ++r) ssd::check_result(std::min<int64_t>(a.probs[r * vocab], 0), r);
   return p;
 }

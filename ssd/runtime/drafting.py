@@ -1,5 +1,6 @@
 """Proposals of a draft model: one batched tree-attention pass a level, over all trees of all sequences."""
 
+from itertools import accumulate
 from time import perf_counter
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from ssd.model.batch import Batch
 from ssd.model.draft import Draft
 
 from .candidates import Candidates
-from .device import CPU, Place
+from .device import CPU, Place, array
 from .echo import Echo
 from .features import Features
 from .logits import shape_draft
@@ -53,35 +54,32 @@ class DraftRunner:
         pages = -(-(self.max_len + nodes) // page_size)
         self.kv = draft.new_kv_cache(max_batch * pages, page_size)
         self.page_table = np.arange(max_batch * pages, dtype=np.int32).reshape(max_batch, pages)
+        self.room = pages * page_size  # slots of a place, which lie side by side
         self.own = (draft.config.num_layers,) if draft.feature_layers else ()
         self.passes = self.rows = 0  # so far
         self.seconds, self.timed = 0.0, 0  # of passes of a few rows, and how many
 
     def forward(self, rows: list[Rows], hidden: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits of the outputs and features of all rows."""
-        counts = [len(r.tokens) for r in rows]
-        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-        places = np.array([r.place for r in rows])
-        index = np.concatenate([np.asarray(r.at) for r in rows])
-        pages = self.page_table[np.repeat(places, counts), index // self.page_size].astype(np.int64)
-        mask = None
+        offsets = list(accumulate((len(r.tokens) for r in rows), initial=0))
+        places, mask = [r.place for r in rows], None
         if any(r.bits is not None for r in rows):
             bits = [b for r in rows for b in (r.bits or [(1 << k + 1) - 1 for k in range(len(r.tokens))])]
             mask = torch.from_numpy(words(bits, -(-max(b.bit_length() for b in bits) // 64)))
         batch = Batch(
-            ids=torch.tensor([t for r in rows for t in r.tokens]),
-            positions=torch.from_numpy(np.concatenate([np.asarray(r.positions) for r in rows]).astype(np.int32)),
-            slots=torch.from_numpy(pages * self.page_size + index % self.page_size),
-            row_offsets=torch.from_numpy(offsets),
-            prefix_lens=torch.tensor([r.prefix for r in rows], dtype=torch.int32),
+            ids=array([t for r in rows for t in r.tokens]),
+            positions=array([p for r in rows for p in r.positions], np.int32),
+            slots=array([r.place * self.room + i for r in rows for i in r.at]),
+            row_offsets=array(offsets, np.int32),
+            prefix_lens=array([r.prefix for r in rows], np.int32),
             page_table=torch.from_numpy(self.page_table[places]),
-            logit_rows=torch.tensor([int(o) + n for r, o in zip(rows, offsets, strict=False) for n in r.outputs]),
+            logit_rows=array([first + n for r, first in zip(rows, offsets, strict=False) for n in r.outputs]),
             mask=mask,
         )
         begin, few = perf_counter(), offsets[-1] <= 64
         out = self.draft.forward_features(self.place.batch(batch), self.kv, self.own, hidden)
         self.passes += 1
-        self.rows += int(offsets[-1])
+        self.rows += offsets[-1]
         self.timed += few
         self.seconds += few * (perf_counter() - begin)
         return out
@@ -106,15 +104,11 @@ class DraftRunner:
 
     def move(self, pairs: list[tuple[int, int, int]]) -> None:
         """KV of (place, index from, index to), as if all at once; pairs that stay are skipped."""
-        slots = [
-            [int(self.page_table[place, i // self.page_size]) * self.page_size + i % self.page_size for i in (old, new)]
-            for place, old, new in pairs
-            if old != new
-        ]
+        slots = [[place * self.room + i for i in (old, new)] for place, old, new in pairs if old != new]
         if not slots:
             return
         with self.place.stream():
-            kernels.kv_copy(self.kv.k, self.kv.v, *self.place.put(*torch.tensor(slots).T.contiguous()))
+            kernels.kv_copy(self.kv.k, self.kv.v, *self.place.put(*map(array, zip(*slots, strict=True))))
 
 
 class ModelProposer:
@@ -233,11 +227,11 @@ class ModelProposer:
                     state.cached -= len(r.outputs)
             logits, features = self.runner.forward(rows, torch.cat(hidden) if self.layers else None)
             if last:
-                ends = np.cumsum([len(r.tokens) for r in rows]) - 1
+                ends = [n - 1 for n in accumulate(len(r.tokens) for r in rows)]
                 for state, sequence in zip(states, sequences, strict=True):
                     state.echo.extend(sequence.tokens[state.echo.size : sequence.num_tokens].tolist())
                     state.base, state.done = sequence.num_tokens - shift, []
-                return logits, features[self.runner.place.put(torch.from_numpy(ends))] if self.layers else features
+                return logits, self.runner.place.take(features, ends) if self.layers else features
 
     def _extend(self, sequences, trees, grown, features):
         """Rows of new nodes [(sequence, node, row of its parent in the pass before)]."""
@@ -252,5 +246,5 @@ class ModelProposer:
             )
             state.done += nodes
         if self.layers:
-            hidden = features[self.runner.place.put(torch.tensor([row for _, _, row in grown]))]
+            hidden = self.runner.place.take(features, [row for _, _, row in grown])
         return self.runner.forward(rows, hidden)

@@ -65,7 +65,5 @@ class Tree:
 
 def words(bits: list[int], count: int) -> np.ndarray:
     """Mask words int64 [len(bits), count]."""
-    out = np.empty((len(bits), count), np.uint64)
-    for w in range(count):
-        out[:, w] = [b >> 64 * w & 0xFFFFFFFFFFFFFFFF for b in bits]
-    return out.view(np.int64)
+    whole = [[b >> 64 * w & 0xFFFFFFFFFFFFFFFF for w in range(count)] for b in bits]
+    return np.array(whole, np.uint64).reshape(len(bits), count).view(np.int64)
