@@ -10,8 +10,8 @@ ar), peak_bytes (resident, of the process), counts (of ssd: sums over prompts of
 `agreement`: for each two configurations of one precision the share of prompts with the same text, and the share of
 tokens before the first difference. With --prefill N, `prefill`: system, mode, precision, cores, prompt_tokens, seconds
 to the first token. Where mode sd is measured, `costs`: precision, cores, workload, and seconds of a pass of target and
-draft by its rows, from which `python -m ssd.simulate --measured F` predicts the speeds. Beside F the tables as
-Markdown, and plots.
+draft by its rows, means over prompts, from which `python -m ssd.simulate --measured F` predicts the speeds. Beside F
+the tables as Markdown, and plots.
 """
 
 import argparse
@@ -83,15 +83,26 @@ def start(configuration, cores: list[int], target: str, options: dict) -> Worker
         print(f"{system} {mode} {precision} left out: {e}", file=sys.stderr)
 
 
-def take_turns(workers: dict, prompts: list[list[int]], max_tokens: int, repeats: int = 1) -> dict:
-    """Every worker on every prompt, who begins changing from prompt to prompt: configuration to its runs."""
+def take_turns(workers: dict, prompts: list[list[int]], max_tokens: int, repeats: int = 1, costs=None) -> dict:
+    """Every worker on every prompt, who begins changing from prompt to prompt: configuration to its runs. costs: a
+    dictionary of lists to which ssd's mode sd adds, after its runs, so that a disturbance meets both."""
     runs = defaultdict(list)
     for turn, ids in enumerate(prompts * repeats):
         order = list(workers.items())
         for configuration, worker in order[turn % len(order) :] + order[: turn % len(order)]:
             time.sleep(REST)
             runs[configuration].append(worker.call("generate", ids=ids, max_tokens=max_tokens))
+            if costs is not None and configuration[:2] == ("ssd", "sd"):
+                costs[configuration].append(worker.call("costs"))
     return runs
+
+
+def mean(costs: list[dict]) -> dict:
+    """Of dictionaries of times by rows, entry by entry."""
+    return {
+        name: {rows: sum(c[name][rows] for c in costs) / len(costs) for rows in times}
+        for name, times in costs[0].items()
+    }
 
 
 def total(parts: list[dict]) -> dict:
@@ -120,15 +131,15 @@ def measure(n: int, wanted: list[tuple], target: str, options: dict, workloads: 
                 print(f"{' '.join(c)} left out: {e}", file=sys.stderr)
                 workers.pop(c).close()
         for workload, prompts in workloads.items() if workers else ():
-            runs = take_turns(workers, prompts, args.max_tokens, args.repeats)
-            for c, worker in workers.items():
+            timed = defaultdict(list)
+            runs = take_turns(workers, prompts, args.max_tokens, args.repeats, timed)
+            for c in workers:
                 about = {"workload": workload, "prompts": len(prompts), "max_tokens": args.max_tokens}
                 counts = {"counts": total([r["counts"] for r in runs[c]])} if "counts" in runs[c][0] else {}
                 rows.append(keys(c, n) | about | summary(runs, c) | counts)
                 texts[c] += [r["tokens"] for r in runs[c][: len(prompts)]]
-                if c[:2] == ("ssd", "sd"):  # beside the runs, so that a disturbance meets them too
-                    time.sleep(REST)
-                    costs.append({"precision": c[2], "cores": n, "workload": workload} | worker.call("costs"))
+                if timed[c]:
+                    costs.append({"precision": c[2], "cores": n, "workload": workload} | mean(timed[c]))
         if args.prefill and workers:
             runs = take_turns(workers, long_prompts(workloads, args.prefill), 1)
             for c in workers:

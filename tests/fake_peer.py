@@ -20,6 +20,9 @@ class Peer:
             arrivals.append((time.perf_counter(), [ids[-1]]))
         return timeline(start, arrivals, max_tokens)
 
+    def costs(self):
+        return {"target_together": {"1": self.step}}
+
     def cores(self):
         return sorted(os.sched_getaffinity(0)), os.environ["OMP_PLACES"]
 

@@ -41,7 +41,7 @@ def test_formulas():
 def test_costs_are_measured_once_for_a_machine_and_pair(tiny_folder, tiny_target, tmp_path, monkeypatch):
     draft = Draft.load(write_draft(tmp_path / "d", layers=[1]), tiny_target, "bf16")
     arrangement = (list(CORES), list(CORES[:1]), list(CORES[-1:]))
-    cache, run = tmp_path / "cache", Passes.run
+    cache, run = tmp_path / "cache", Passes.run  # of steps too
     monkeypatch.setattr(Passes, "run", lambda self, rows: run(self, rows) and 1e-3 * rows)  # on a clock of its own
     costs = costs_of(tiny_target, draft, *arrangement, cache)
     assert all(set(times) == set(ROWS) and min(times.values()) > 0 for times in vars(costs).values())
@@ -59,6 +59,14 @@ def test_costs_are_measured_once_for_a_machine_and_pair(tiny_folder, tiny_target
     other = Draft.load(write_draft(tmp_path / "e", layers=[2], outputs=50), tiny_target, "bf16")
     costs_of(tiny_target, other, *arrangement, cache)
     assert len(os.listdir(cache)) == 2
+
+
+@two_cores
+def test_a_draft_of_a_short_context_is_measured_within_it(tiny_target, tmp_path):
+    draft = Draft.load(write_draft(tmp_path, layers=[1], max_position_embeddings=48), tiny_target, "bf16")
+    assert len(draft.cos) == 48
+    costs = costs_of(tiny_target, draft, list(CORES), list(CORES[:1]), list(CORES[-1:]), None)
+    assert min(costs.draft_together[n] for n in ROWS) > 0
 
 
 def make(tiny_folder, tiny_target, draft, monkeypatch, tmp_path, costs):

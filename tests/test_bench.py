@@ -111,6 +111,17 @@ def test_decode_measures_who_is_there(monkeypatch, capsys):
     assert [p["prompt_tokens"] for p in found["prefill"]] == [9, 9] and found["costs"] == []
 
 
+def test_costs_are_measured_beside_the_runs(monkeypatch):
+    monkeypatch.setitem(SYSTEMS, "ssd", System(FAKE, ("ar", "sd"), ("bf16", "fp32")))
+    wanted = list(decode.configurations(["ssd"], ["ar", "sd"], [], None))
+    found = decode.measure(1, wanted, "slow", {}, {"one": [[1], [2]]}, Namespace(max_tokens=6, repeats=1, prefill=None))
+    assert found["costs"] == [
+        {"precision": precision, "cores": 1, "workload": "one", "target_together": {"1": step}}
+        for precision, step in (("bf16", 0.004), ("fp32", 0.002))
+    ]
+    assert decode.mean([{"a": {"1": 1.0, "5": 2.0}}, {"a": {"1": 3.0, "5": 2.0}}]) == {"a": {"1": 2.0, "5": 2.0}}
+
+
 def test_what_fails_its_warm_up_or_needs_a_gpu_is_left_out(monkeypatch, capsys):
     monkeypatch.setitem(SYSTEMS, "fake", System(FAKE, ("ar",), ("bf16",)))
     monkeypatch.setitem(SYSTEMS, "far", System(FAKE, ("ar",), ("bf16",), gpu=True))

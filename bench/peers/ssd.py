@@ -54,9 +54,9 @@ class Peer:
         return out
 
     def costs(self) -> dict:
-        """Seconds of a pass by its rows, as ssd.runtime.costs.Costs has them (the median of many in a row): on all
-        cores, and with the last one for the draft. In mode "sd"."""
+        """Seconds of a pass by its rows, as ssd.runtime.costs.Costs has them (medians): on all cores, and with the last
+        one for the draft. In mode "sd"."""
         from ssd.runtime.costs import measure
 
         draft, cores = self.llm.engine.speculator.proposer.draft, self.cores
-        return asdict(measure(self.llm.engine.model, draft, cores, cores[:-1] or cores, cores[-1:], 24, median))
+        return asdict(measure(self.llm.engine.model, draft, cores, cores[:-1] or cores, cores[-1:], 10, median))

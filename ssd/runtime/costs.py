@@ -15,11 +15,14 @@ from ssd.model.batch import Batch
 
 from .candidates import Coupled
 from .device import place_of
+from .drafting import DraftRunner, Rows
+from .policy import Policy
 from .sampling_params import SamplingParams
 from .threads import bind
 
 log = logging.getLogger(__name__)
 ROWS, PREFIX, REPEATS = (1, 5, 12), 128, 6
+STEPS = 3  # of a draft in a round, about
 CHANGED = 1.4  # times as long or as short: then all is measured again
 LONGEST = 8  # tokens of a branch that the formulas try
 
@@ -67,52 +70,78 @@ def at(times: dict[int, float], rows: int) -> float:
     return max(times[a] + (times[b] - times[a]) * (rows - a) / (b - a), 1e-9)
 
 
+def prefix_of(model) -> int:
+    """PREFIX, or what the model's context has room for."""
+    return max(0, min(PREFIX, len(model.cos) - max(ROWS)))
+
+
 class Passes:
-    """Passes of one model, to be timed."""
+    """Passes of a target over a chain of rows behind a prefix, to be timed."""
 
     def __init__(self, model):
-        self.model, self.kv = model, model.new_kv_cache(-(-(PREFIX + max(ROWS)) // 16))
-        self.place = place_of(model)
+        self.model, self.place, prefix = model, place_of(model), prefix_of(model)
+        self.kv = model.new_kv_cache(-(-(prefix + max(ROWS)) // 16))
         self.kv.k.zero_(), self.kv.v.zero_()
-        features = bool(getattr(model, "feature_layers", ()))
-        self.asker = SimpleNamespace(params=SamplingParams(temperature=1.0), seed=0) if hasattr(model, "ids") else None
-        self.batches = {n: Batch.chain([0] * n, PREFIX, self.kv.page_size) for n in ROWS}
-        width = model.config.hidden_size
-        self.hidden = {n: torch.ones(n, width) if features else None for n in ROWS}
+        self.batches = {n: Batch.chain([0] * n, prefix, self.kv.page_size) for n in ROWS}
+
+    def once(self, rows: int) -> None:
+        logits = self.model.forward(self.place.batch(self.batches[rows]), self.kv)
+        self.place.get(logits[:1, :1])
 
     def run(self, rows: int) -> float:
+        """Seconds."""
         begin = perf_counter()
         with torch.inference_mode(), self.place.stream():
-            batch, (hidden,) = self.place.batch(self.batches[rows]), self.place.put(self.hidden[rows])
-            logits, _ = self.model.forward_features(batch, self.kv, (), hidden)
-            if self.asker:  # a draft's choice is part of its step
-                Coupled().best(logits, [self.asker] * rows, [PREFIX] * rows, 1, self.model.ids, self.place)
-            self.place.get(logits[:1, :1])
+            self.once(rows)
         return perf_counter() - begin
 
-    def times(self, repeats: int, of, between=lambda: None) -> dict[int, float]:
-        """between: called before each pass of several rows, as a draft is run before a verification."""
 
-        def once(n: int) -> float:
-            if n > 1:
-                between()
-            return self.run(n)
+class Steps(Passes):
+    """Steps of a draft: a pass with what is made ready for it, and the choice of tokens."""
 
-        return {n: of([once(n) for _ in range(repeats)]) for n in ROWS}
+    def __init__(self, draft):
+        self.prefix, width = prefix_of(draft), draft.config.hidden_size
+        size = {"max_len": self.prefix + max(ROWS), "nodes": max(ROWS)}
+        self.runner = DraftRunner(draft, max_batch=1, **size, place=place_of(draft))
+        self.place = self.runner.place
+        self.runner.kv.k.zero_(), self.runner.kv.v.zero_()
+        self.hidden = {n: torch.ones(n, width) if draft.feature_layers else None for n in ROWS}
+        self.asker = SimpleNamespace(params=SamplingParams(temperature=1.0), seed=0)
+
+    def once(self, rows: int) -> None:
+        span = range(self.prefix, self.prefix + rows)
+        chain = Rows(0, self.prefix, [0] * rows, span, span, None, range(rows))
+        logits, _ = self.runner.forward([chain], *self.place.put(self.hidden[rows]))
+        self.runner.best(Coupled(), logits, [self.asker] * rows, [self.prefix] * rows, 1)
+
+
+def times(run, repeats: int, of, before=lambda rows: None, each: int = 1) -> dict[int, float]:
+    """Seconds of run by rows: `of` so many times of `each` runs in a row, after what is done before."""
+
+    def once(rows: int) -> float:
+        before(rows)
+        return sum(run(rows) for _ in range(each)) / each
+
+    return {n: of([once(n) for _ in range(repeats)]) for n in ROWS}
 
 
 def measure(target, draft, together, verify, drafting, repeats: int = REPEATS, of=min) -> Costs:
     """Times both models on the cores of each arrangement (as bind takes them; None for a model on a GPU); the calling
-    thread is bound to `together` afterwards. of: what stands for repeated passes, by default the least, since what else
-    runs on the machine only adds."""
-    target, draft = Passes(target), Passes(draft)
+    thread is bound to `together` afterwards. Where they take turns, each finds its weights out of the caches, as when
+    it decodes: a verification comes behind a step, and a few steps behind a verification; plain passes follow
+    one another. of: what stands for repeated
+    passes, by default the least, since what else runs on the machine only adds."""
+    target, draft = Passes(target), Steps(draft)
     bind(together)
-    first = target.times(repeats, of, lambda: draft.run(1)), draft.times(repeats, of)
+    for _ in range(Policy.SETTLE):
+        target.run(ROWS[0])
+    verifying = times(target.run, repeats, of, lambda rows: rows > 1 and draft.run(1))
+    first = verifying, times(draft.run, repeats, of, lambda rows: target.run(ROWS[1]), STEPS)
     other, stop = {}, threading.Event()
 
     def work():
         bind(drafting)
-        other.update(draft.times(repeats, of))
+        other.update(times(draft.run, repeats, of))
         while not stop.is_set():
             draft.run(max(ROWS))
 
@@ -120,7 +149,7 @@ def measure(target, draft, together, verify, drafting, repeats: int = REPEATS, o
     thread.start()
     bind(verify)
     try:
-        apart = target.times(repeats, of)
+        apart = times(target.run, repeats, of)
     finally:
         stop.set()
         thread.join()

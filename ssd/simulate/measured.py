@@ -27,7 +27,7 @@ COLUMNS = [
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds of passes by rows, linear between those that were timed. overhead: of the engine, for a pass."""
+    """Seconds of passes by rows, linear between those that were timed. overhead: of the engine, for a round."""
 
     target: dict[int, float]
     draft_times: dict[int, float]
@@ -76,8 +76,9 @@ class Replay(Replica):
 
 
 def overhead(counts: dict) -> float:
-    """Seconds of a plain decoding pass beside its forward pass."""
-    return (counts["decode_seconds"] - counts["decode_forward_seconds"]) / counts["decode_passes"]
+    """Seconds of a round beside drafting and the forward pass of the target: the engine's own."""
+    models = counts["decode_draft_seconds"] + counts["decode_forward_seconds"]
+    return (counts["decode_seconds"] - models) / counts["decode_passes"]
 
 
 def replay(mode: str, costs: dict, own: float, counts: dict, rounds: int, seed: int) -> Tally:
@@ -131,8 +132,7 @@ def runs(report: dict) -> list[Run]:
     }
     ours = [r for r in report["rows"] if r["system"] == "ssd" and r.get("counts") and r["mode"] in ("ar", "sd", "ssd")]
     keyed = [((r["precision"], r["cores"], r["workload"]), r["mode"], r["counts"]) for r in ours]
-    own = {key: overhead(counts) for key, mode, counts in keyed if mode == "ar"}
-    return [Run(key, mode, c, costs[key], own[key]) for key, mode, c in keyed if key in own and key in costs]
+    return [Run(key, mode, c, costs[key], overhead(c)) for key, mode, c in keyed if key in costs]
 
 
 def rows(path: str, rounds: int, seed: int = 0) -> list[dict]:
