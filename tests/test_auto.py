@@ -135,11 +135,13 @@ def test_without_a_draft_the_text_itself_proposes(tiny_folder, tiny_target):
     assert answers(llm) == answers(LLM.from_model(tiny_target, Tokenizer(tiny_folder), seed=3, threads=1))
 
 
-def share_of_plain(tokens: float, round_ms: float, steps: int = 1200) -> float:
-    """Of rounds under a policy where a plain step takes 4 ms, the first ones behind speculation 5."""
+def share_of_plain(tokens: float, round_ms: float, steps: int = 1200, answer: int = 1200) -> float:
+    """Of rounds under a policy where a plain step takes 4 ms, the first ones behind speculation 5; answer: rounds."""
     policy, overall = Policy(), Record(rate=0.01)
     record, plain, since = Record(overall), 0, 0
-    for _ in range(steps):
+    for i in range(steps):
+        if i % answer == 0:
+            record = Record(overall)
         if policy.wants_plain(overall.speed()) or not record.pays():
             plain, since = plain + 1, since + 1
             policy.verified(1, 0, 4e-3 if since > Policy.SETTLE else 5e-3)
@@ -156,3 +158,4 @@ def test_plain_steps_are_timed_where_they_are_at_their_best():
     assert share_of_plain(1.9, 8.0) > 0.9
     assert share_of_plain(1.9, 4.4) < 0.06  # in that of 1.1 it does
     assert share_of_plain(1.15, 4.4) < 0.25  # a little
+    assert share_of_plain(1.9, 8.0, answer=90) > 0.97  # every answer begins where the last one ended

@@ -127,18 +127,39 @@ class Policy:
         return min(row * speed, 0.9), min((row + step) * speed, 0.95)
 
 
+class Trials:
+    """When what did not pay is tried again: after so many rounds in which sequences went without, twice as many after
+    every trial that did not pay either. One count for all sequences: a trial costs most in a new one, whose text the
+    draft has not read."""
+
+    FIRST, MOST = 12, 96
+
+    def __init__(self):
+        self.skipped, self.patience = 0, self.FIRST
+
+    def due(self) -> bool:
+        self.skipped += 1
+        if self.skipped <= self.patience:
+            return False
+        self.skipped, self.patience = 0, min(2 * self.patience, self.MOST)
+        return True
+
+    def paid(self) -> None:
+        """The last one did."""
+        self.skipped, self.patience = 0, self.FIRST
+
+
 class Record:
     """What speculation brought one sequence lately; it starts at what it brought to those before."""
 
     PAYS = 1.02  # speed from which on it does
-    PROBE, MOST = 12, 96  # plain rounds before it is tried again: twice as many after every trial that did not pay
 
     def __init__(self, before: "Record | None" = None, rate: float = 0.06):
         emitted, cost = (before.emitted.value, before.cost.value) if before else (1.5, 1.15)
         worth = 0 if before else 4
         self.emitted = Mean(rate, emitted, worth)  # tokens of a round
         self.cost = Mean(rate, cost, worth)  # its time in plain steps
-        self.skipped, self.patience = 0, self.PROBE
+        self.trials, self.tried = before.trials if before else Trials(), False
 
     def speed(self) -> float:
         """Tokens in the time of a plain step."""
@@ -146,13 +167,12 @@ class Record:
 
     def pays(self) -> bool:
         """Whether to speculate in this round."""
-        if self.speed() >= self.PAYS:
-            self.skipped, self.patience = 0, self.PROBE
-            return True
-        self.skipped += 1
-        if self.skipped <= self.patience:
-            return False
-        self.skipped, self.patience = 0, min(2 * self.patience, self.MOST)
+        if self.speed() < self.PAYS:
+            self.tried = self.trials.due()
+            return self.tried
+        if self.tried:
+            self.trials.paid()
+        self.tried = False
         return True
 
     def add(self, emitted: int, cost: float) -> None:
