@@ -61,13 +61,15 @@ def test_random_moves(targets, sources):
 def test_opcheck_and_threads():
     moves = torch.tensor([1, 2, 3]), torch.tensor([2, 3, 1])
     torch.library.opcheck(torch.ops.ssd.kv_copy.default, (*caches(), *moves))
-    wanted = caches()
-    reference.kv_copy(*wanted, *moves)
-    for threads in (1, 2, 5):
-        torch.ops.ssd.bind_threads([-1] * threads)
-        ours = caches()
-        kv_copy(*ours, *moves)
-        assert torch.equal(ours[0], wanted[0]) and torch.equal(ours[1], wanted[1])
+    few, many = (caches(), moves), (torch.randn(2, 8, 9, 16, 8, 64), torch.randperm(SLOTS)[:128].view(2, 64))
+    for (k, v), moves in few, many:  # many: 4 MB, which threads share
+        wanted = k.clone(), v.clone()
+        reference.kv_copy(*wanted, *moves)
+        for threads in (1, 2, 5):
+            torch.ops.ssd.bind_threads([-1] * threads)
+            ours = k.clone(), v.clone()
+            kv_copy(*ours, *moves)
+            assert torch.equal(ours[0], wanted[0]) and torch.equal(ours[1], wanted[1])
     torch.ops.ssd.bind_threads([-1, -1])
 
 

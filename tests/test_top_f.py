@@ -86,7 +86,7 @@ def test_the_first_is_the_token_that_the_target_would_draw(ops):
 
 
 def test_isas_and_thread_counts_give_the_same_bits(isas):
-    x, a = logits_of(8, 1001), params(8, 0.9, top_p=0.8)
+    x, a = logits_of(24, 1001), params(24, 0.9, top_p=0.8)  # enough to be shared out
     results = []
     for isa in isas:
         torch.ops.ssd.set_isa(isa)
@@ -128,6 +128,8 @@ def test_bad_arguments_are_named():
         top_f(x, *a, 2, target_ids=torch.arange(9))
     with pytest.raises(ValueError, match="target_ids: got -1 in entry 0"):
         top_f(x, *a, 2, target_ids=torch.arange(10) - 1)
+    with pytest.raises(ValueError, match="target_ids: got 2147483648 in entry 9, wanted 0 to 2"):
+        top_f(x, *a, 2, target_ids=torch.arange(10) + 2**31 - 9)
     with pytest.raises(ValueError, match="purpose: got 4"):
         top_f(x, *a, 2, purpose=4)
     x[1, 3] = torch.nan
