@@ -25,7 +25,8 @@ SPECULATION = (
     "fan_out",
     "backup_draft",
 )
-DRAFTING = ("draft", "backup_draft", "draft_device", "draft_dtype", "draft_threads", "k", "tree_width", "fan_out")
+OF_LANES = ("backup_draft", "draft_threads", "branches", "fan_out")
+DRAFTING = ("draft", "draft_device", "draft_dtype", "k", "tree_width", *OF_LANES)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -42,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--backup-draft", metavar="D", help="a larger one, or large, where the first brings little (none)")
     p.add_argument("-k", type=int, metavar="N", help="tokens of a branch (as many as pay, round by round)")
     p.add_argument("--tree-width", type=int, metavar="N", help="branches of a speculation (1; without -k 3)")
-    p.add_argument("--branches", type=int, default=24, metavar="N", help="outcomes that ssd prepares for (%(default)s)")
+    p.add_argument("--branches", type=int, metavar="N", help="outcomes that ssd prepares for (24)")
     p.add_argument("--fan-out", type=int, metavar="N", help="bonus tokens at every node (--branches, shared out)")
     p.add_argument("--draft-threads", metavar="N|CORES", help="of ssd's draft, as --threads (the last core)")
     p.add_argument("--draft-dtype", choices=DTYPES, help="weights of the draft (int8)")
@@ -100,10 +101,12 @@ def check_options(args) -> None:
         raise BadInput(f"--batch: got {args.batch}, wanted at least 1")
     if args.show and args.prompts:
         raise BadInput("--show: colours the answer to one prompt, wanted none of --prompts")
-    for name in DRAFTING:
-        if args.mode == "ar" and getattr(args, name) is not None:
+    idle = {"ar": (DRAFTING, "speculation, wanted --mode sd,"), "sd": (OF_LANES, "a lane of its own, wanted --mode")}
+    names, wanted = idle.get(args.mode, ((), ""))
+    for name in names:
+        if getattr(args, name) is not None:
             option = "-k" if name == "k" else f"--{name.replace('_', '-')}"
-            raise BadInput(f"{option}: is of speculation, wanted --mode sd, ssd or auto with it")
+            raise BadInput(f"{option}: is of {wanted} ssd or auto with it")
     taken = {Path(path).resolve() for path in (args.prompts, args.json_schema) if path}
     for name in ("json", "trace"):
         if path := getattr(args, name):

@@ -106,7 +106,7 @@ class LLM:
         return out
 
     def describe(self) -> dict:
-        """The sizes in use and the kernels' threads, for records of a run."""
+        """The sizes in use and the kernels' threads, for records of a run. branches: outcomes that ssd prepares for."""
         return {
             "max_batch": self.options.max_batch,
             "max_model_len": self.max_model_len,
@@ -117,6 +117,7 @@ class LLM:
             "num_threads": torch.ops.ssd.num_threads(),
             "isa": torch.ops.ssd.isa(),
             "dtype": self.engine.model.dtype,
+            "branches": self.speculation.outcomes,
         }
 
     def generate(

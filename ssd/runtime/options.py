@@ -10,6 +10,7 @@ from .threads import cores_of
 DEFAULT_KV_TOKENS = 32768
 MODES = ("ar", "sd", "ssd", "auto")
 VERIFY = ("coupled", "rejection")
+BRANCHES = 24
 LEAVES = 2
 LONGEST = 7  # tokens of a speculation that adapts: with the root within one tile of the AVX-512 linear kernels
 MAX_NODES = 63  # tokens of a speculation; with the root one mask word
@@ -29,8 +30,8 @@ class SpeculationOptions:
     draft_dtype: of the draft's weights, int8 by default: no token depends on it.
     verify: "coupled" (the tokens of plain decoding) or "rejection" (the published rule: other tokens, of the same
     distribution). saguaro: with rejection, scale of the draft's likeliest probabilities, in [0, 1]; 1 leaves them.
-    branches: outcomes that ssd prepares for in a round, shared out by what was hit before; or fan_out: bonus tokens
-    below every node. draft_device: where the draft runs, by default where the target does. draft_threads: of ssd's
+    branches: outcomes that ssd prepares for in a round (24), shared out by what was hit before; or fan_out: bonus
+    tokens below every node. draft_device: where the draft runs, by default where the target does. draft_threads: of ssd's
     draft, as EngineOptions.threads. backup_draft: a larger one that ssd changes to where the draft brings little;
     "large" is the one that comes with the target. lockstep: both lanes of ssd take turns in one thread, so that the
     draft always finishes: to study, not to be fast.
@@ -43,7 +44,7 @@ class SpeculationOptions:
     draft_dtype: str | None = None
     verify: str = "coupled"
     saguaro: float = 1.0
-    branches: int = 24
+    branches: int | None = None
     fan_out: int | None = None
     draft_device: str | None = None
     draft_threads: int | list[int] | None = None
@@ -64,8 +65,11 @@ class SpeculationOptions:
             check_integer("tree_width", self.tree_width, "1 to 16", lambda x: 1 <= x <= 16)
         if self.k and self.k * self.width > MAX_NODES:
             raise ValueError(f"k: got {self.k} tokens by tree_width {self.width}, wanted at most {MAX_NODES} nodes")
-        check_integer("branches", self.branches, "1 to 128", lambda x: 1 <= x <= 128)
+        if self.branches is not None:
+            check_integer("branches", self.branches, "1 to 128", lambda x: 1 <= x <= 128)
         if self.fan_out is not None:
+            if self.branches is not None:
+                raise ValueError(f"branches: got {self.branches} with fan_out {self.fan_out}, wanted one of the two")
             check_integer("fan_out", self.fan_out, "1 to 16", lambda x: 1 <= x <= 16)
         if self.mode in ("ssd", "auto"):
             if self.mode == "ssd" and self.verify == "rejection" and self.width > 1:
@@ -86,7 +90,7 @@ class SpeculationOptions:
     @property
     def outcomes(self) -> int:
         """Branches of the speculation cache."""
-        return self.fan_out * (self.branch_nodes + 1) if self.fan_out else self.branches
+        return self.fan_out * (self.branch_nodes + 1) if self.fan_out else self.branches or BRANCHES
 
     @property
     def depth(self) -> int:
