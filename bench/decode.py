@@ -23,6 +23,7 @@ from pathlib import Path
 
 import torch
 
+from ssd.command import guarded, listed, whole
 from ssd.jsonl import read_lines
 
 from . import plots, results
@@ -43,6 +44,8 @@ def read_workloads(files: list[str], limit: int | None) -> dict[str, list[str]]:
         lines = read_lines(file)[:limit]
         if wrong := [where for where, line in lines if not isinstance(line.get("prompt"), str)]:
             raise ValueError(f"{wrong[0]}: wanted an object with a `prompt`, a text")
+        if not lines:
+            raise ValueError(f"{file}: holds no prompt")
         workloads[file.stem] = [line["prompt"] for _, line in lines]
     return workloads
 
@@ -188,11 +191,11 @@ def main() -> None:
     parser.add_argument("--peer-modes", default="ar,lookup", help="of the others: ar, lookup, assisted (%(default)s)")
     parser.add_argument("--assistant", metavar="DIR", help="draft of the others' mode assisted, which it adds")
     parser.add_argument("--precisions", help="only these, such as bf16,q4_1; by default all that a system has")
-    parser.add_argument("--cores", default="1,2", help="numbers of cores")
+    parser.add_argument("--cores", type=listed(int), default="1,2", help="numbers of cores")
     parser.add_argument("--device", help="of ssd and transformers, such as cuda")
     parser.add_argument("--data", nargs="+", metavar="FILE.jsonl", help="files of prompts; three of our own otherwise")
-    parser.add_argument("--limit", type=int, help="prompts of each file")
-    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--limit", type=whole(1), help="prompts of each file")
+    parser.add_argument("--max-tokens", type=whole(1), default=128)
     parser.add_argument("--repeats", type=int, default=1, help="times that each prompt is run")
     parser.add_argument("--prefill", type=int, metavar="N", help="also time to the first token of N prompt tokens")
     parser.add_argument("--draft", help="draft of ssd's speculative modes")
@@ -223,7 +226,7 @@ def main() -> None:
     }
 
     found = defaultdict(list)
-    for n in map(int, args.cores.split(",")):
+    for n in args.cores:
         for part, more in measure(n, wanted, target, options, workloads, args).items():
             found[part] += more
         results.write(args.json, **found)
@@ -241,4 +244,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(guarded(main, ValueError))

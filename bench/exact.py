@@ -17,6 +17,8 @@ import random
 import sys
 import time
 
+from ssd.command import guarded, listed, whole
+
 from . import results
 from .decode import check_names, workloads_of
 
@@ -25,11 +27,11 @@ def product(args) -> list[dict]:
     """All configurations; prefill chunk and memory, which plain decoding does not depend on either, and fan-out go
     round."""
     memories = args.memory.split(",")
-    chunks = itertools.cycle(map(int, args.chunks.split(",")))
-    fan_outs = itertools.cycle(map(int, args.fan_outs.split(",")))
+    chunks = itertools.cycle(args.chunks)
+    fan_outs = itertools.cycle(args.fan_outs)
     names = ("dtype", "mode", "draft", "shape", "batch")
     values = (args.dtypes.split(","), args.modes.split(","), args.drafts.split(","), args.shapes.split(","))
-    values += (list(map(int, args.batches.split(","))),)
+    values += (args.batches,)
     found = [dict(zip(names, each, strict=True)) for each in itertools.product(*values)]
     found = [c for c in found if (c["mode"], c["draft"]) != ("ssd", "ngram")]
     plain = (args.drafts.split(",")[0], args.shapes.split(",")[0])  # mode ar has neither
@@ -123,7 +125,7 @@ def told(answer) -> list:
 def compare(runner: Runner, args, ids: list[list[int]]) -> dict:
     from ssd import SamplingParams
 
-    temperatures = list(map(float, args.temperatures.split(",")))
+    temperatures = args.temperatures
     jobs = [(n, t, i) for t in temperatures for n, i in enumerate(ids)]
     common = {"max_tokens": args.max_tokens}
     params = [SamplingParams(temperature=t, seed=1000 + n, **common, **asked(args, n)) for n, t, _ in jobs]
@@ -166,16 +168,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--drafts", default="default,ngram", help="default, ngram, folders")
     parser.add_argument("--shapes", default="4,3x3,auto", help="k, k x width, auto, auto and width")
     parser.add_argument("--dtypes", default="bf16,int8")
-    parser.add_argument("--batches", default="1,8")
-    parser.add_argument("--chunks", default="16,64,512", help="rows of a prompt in a pass, in turn")
+    parser.add_argument("--batches", type=listed(int), default="1,8")
+    parser.add_argument("--chunks", type=listed(int), default="16,64,512", help="rows of a prompt in a pass, in turn")
     parser.add_argument("--memory", default="cold,warm,small,scarce", help="of the KV cache, in turn")
-    parser.add_argument("--fan-outs", default="0,1,4", help="bonus tokens below a node, in turn (0: shared out)")
+    parser.add_argument(
+        "--fan-outs", type=listed(int), default="0,1,4", help="bonus tokens below a node, in turn (0: shared out)"
+    )
     parser.add_argument("--delays", action="store_true", help="random ones, up to 4 ms, in both lanes of ssd")
     parser.add_argument("--features", action="store_true", help="penalties, bias, JSON and log-probabilities too")
-    parser.add_argument("--temperatures", default="0,0.7,1.0")
+    parser.add_argument("--temperatures", type=listed(float), default="0,0.7,1.0")
     parser.add_argument("--data", nargs="+", metavar="FILE.jsonl", help="files of prompts; three of our own otherwise")
-    parser.add_argument("--limit", type=int, default=40, help="prompts of each file (%(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--limit", type=whole(1), default=40, help="prompts of each file (%(default)s)")
+    parser.add_argument("--max-tokens", type=whole(1), default=64)
     parser.add_argument("--threads", type=int, help="of the target; one for each core otherwise")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args(argv)
@@ -192,4 +196,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(main, ValueError))

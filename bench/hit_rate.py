@@ -10,8 +10,10 @@ import argparse
 import itertools
 import sys
 
+from ssd.command import guarded, listed, whole
+
 from . import plots, results
-from .decode import workloads_of
+from .decode import check_names, workloads_of
 
 VERIFY = {
     "coupled": {},
@@ -62,12 +64,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--draft-dtype", help="of the draft; int8 otherwise")
     parser.add_argument("--data", nargs="+", metavar="FILE.jsonl", help="files of prompts; three of our own otherwise")
-    parser.add_argument("--limit", type=int, default=10, help="prompts of each file (%(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--limit", type=whole(1), default=10, help="prompts of each file (%(default)s)")
+    parser.add_argument("--max-tokens", type=whole(1), default=96)
     parser.add_argument("-k", type=int, default=4, help="tokens of a branch (%(default)s)")
-    parser.add_argument("--fan-out", default="1,2,4,8,16")
-    parser.add_argument("--tree-width", default="1", help="branches below a bonus token (%(default)s)")
-    parser.add_argument("--temperatures", default="0,0.6,1.0")
+    parser.add_argument("--fan-out", type=listed(int), default="1,2,4,8,16")
+    parser.add_argument(
+        "--tree-width", type=listed(int), default="1", help="branches below a bonus token (%(default)s)"
+    )
+    parser.add_argument("--temperatures", type=listed(float), default="0,0.6,1.0")
     parser.add_argument("--verify", default="coupled", help=f"some of {', '.join(VERIFY)}")
     parser.add_argument("--no-realtime", action="store_true", help="in lockstep only")
     parser.add_argument("--json", metavar="FILE")
@@ -76,11 +80,10 @@ def main(argv: list[str] | None = None) -> int:
     from ssd import SamplingParams
 
     texts = workloads_of(parser, args)
+    check_names(parser, "--verify", args.verify.split(","), VERIFY)
     pair = Pair(args.target, args.draft, args.dtype, args.draft_dtype)
     rows = []
-    temperatures, fan_outs = map(float, args.temperatures.split(",")), map(int, args.fan_out.split(","))
-    widths = map(int, args.tree_width.split(","))
-    swept = (list(temperatures), args.verify.split(","), list(fan_outs), list(widths))
+    swept = (args.temperatures, args.verify.split(","), args.fan_out, args.tree_width)
     for workload, t, verify, f, width in itertools.product(texts, *swept):
         ids = [pair.tokenizer.encode_chat([{"role": "user", "content": p}]) for p in texts[workload]]
         params = [SamplingParams(temperature=t, seed=n, max_tokens=args.max_tokens) for n in range(len(ids))]
@@ -100,4 +103,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(main, ValueError))

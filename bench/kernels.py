@@ -18,6 +18,7 @@ import sys
 
 import torch
 
+from ssd.command import guarded, listed
 from ssd.kernels import library
 
 from . import cases, plots, results, shapes
@@ -112,7 +113,9 @@ def main() -> None:
     parser.add_argument("--models", help=f"some of {', '.join(shapes.MODELS)}; all by default")
     parser.add_argument("--full", action="store_true", help="all sizes: hours on a CPU")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="the CPU, and the GPU where there is one, by default")
-    parser.add_argument("--cores", default=default_cores(), help="numbers of cores; one and all by default")
+    parser.add_argument(
+        "--cores", type=listed(int), default=default_cores(), help="numbers of cores; one and all by default"
+    )
     parser.add_argument("--seconds", type=float, default=0.5, help="time to spend on each line")
     parser.add_argument("--gpu-limit", type=float, help="seconds for all lines of the GPU; the rest is left out")
     parser.add_argument("--json", metavar="FILE")
@@ -120,7 +123,7 @@ def main() -> None:
     rows, left_out = [], {}
     try:
         wanted, models = modules(args.ops), shapes.models(args.models)
-        cores = [cores_of(int(n)) for n in args.cores.split(",")] if args.device != "cuda" else []
+        cores = [cores_of(n) for n in args.cores] if args.device != "cuda" else []
     except ValueError as e:
         parser.error(str(e))
 
@@ -160,4 +163,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(guarded(main, ValueError))

@@ -18,6 +18,7 @@ import gguf
 import torch
 import torch.nn.functional as F
 
+from ssd.command import guarded, listed
 from ssd.kernels import library
 from ssd.kernels.linear import BLOCK_BYTES
 from ssd.model.memory import Arena
@@ -130,8 +131,10 @@ def main() -> None:
     parser.add_argument("--models", help=f"some of {', '.join(MODELS)}; all by default")
     parser.add_argument("--formats", default="fp32,bf16,int8,q4")
     parser.add_argument("--full", action="store_true", help="fp32 of every model")
-    parser.add_argument("--cores", default=default_cores(), help="numbers of cores; one and all by default")
-    parser.add_argument("--rows", default=",".join(map(str, ROWS)))
+    parser.add_argument(
+        "--cores", type=listed(int), default=default_cores(), help="numbers of cores; one and all by default"
+    )
+    parser.add_argument("--rows", type=listed(int), default=",".join(map(str, ROWS)))
     parser.add_argument("--shape", help="outputs x inputs of one matrix, such as 960x576, in place of the models")
     parser.add_argument("--seconds", type=float, default=1.0, help="time to spend on each line")
     parser.add_argument("--json", metavar="FILE")
@@ -141,7 +144,7 @@ def main() -> None:
         passes = {m.name: shapes_of(m) for m in models(args.models)}
         if args.shape:
             passes = {args.shape: [tuple(map(int, args.shape.split("x")))]}
-        cores = [cores_of(int(n)) for n in args.cores.split(",")]
+        cores = [cores_of(n) for n in args.cores]
         if unknown := set(formats) - set(PEER):
             raise ValueError(f"formats: got {sorted(unknown)[0]!r}, wanted some of {', '.join(PEER)}")
     except ValueError as e:
@@ -151,7 +154,7 @@ def main() -> None:
             left_out.append(f"{name} fp32, {len(own)} cores")
             continue
         with Worker("bench.linear:Linear", own, {"format": format, "shapes": passes[name]}) as worker:
-            for r in map(int, args.rows.split(",")):
+            for r in args.rows:
                 rows.append({"shape": name, **worker.call("measure", rows=r, seconds=args.seconds)})
         results.write(args.json, rows, left_out=left_out)
     columns = ["shape", "format", "cores", "rows", "microseconds", "gb_per_s", "gflop_per_s", "bandwidth_fraction"]
@@ -162,4 +165,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(guarded(main, ValueError))

@@ -8,10 +8,13 @@ of 8 to 2 tokens; "lookup", of 3 to 1 tokens and the oldest occurrence.
 """
 
 import argparse
+import sys
 import time
 
 import numpy as np
 import torch
+
+from ssd.command import guarded, whole
 
 from . import results
 from .decode import PROMPTS, workloads_of
@@ -115,8 +118,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--target", help="folder or id of the model; the default target otherwise")
     parser.add_argument("--dtype", default="int8")
     parser.add_argument("--data", nargs="+", metavar="FILE.jsonl", help="files of prompts; two of long ones otherwise")
-    parser.add_argument("--limit", type=int, help="prompts of each file")
-    parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument("--limit", type=whole(1), help="prompts of each file")
+    parser.add_argument("--max-tokens", type=whole(1), default=256)
     parser.add_argument("-k", default="4,7,15", help="tokens of a proposal (%(default)s)")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args(argv)
@@ -138,4 +141,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(guarded(main, ValueError))

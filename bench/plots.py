@@ -4,11 +4,15 @@
 draws what `python -m ssd.run --mode ssd --trace trace.json` wrote.
 """
 
+import argparse
+import importlib.util
 import json
 import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
+
+from ssd.command import guarded
 
 
 def beside(path: str | None, draw: Callable, rows: list[dict], name: str = "") -> None:
@@ -226,13 +230,32 @@ def trace(events: list[dict], rounds: int = 8):
 DECODE = {"": decode, "_speed_up": speed_up, "_accepted": accepted, "_split": split}  # by what follows a file's name
 
 
-if __name__ == "__main__":
-    for file in sys.argv[1:]:
-        content, name = json.loads(Path(file).read_text()), Path(file).stem
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", metavar="FILE.json")
+    files = parser.parse_args(argv).files
+    if importlib.util.find_spec("matplotlib") is None:
+        parser.error("plots need matplotlib: pip install matplotlib")
+    for file in files:
+        content, name = read(file), Path(file).stem
         if "traceEvents" in content:
             beside(file, trace, content["traceEvents"])
             continue
-        rows = content["rows"]
         alone = next((n for n in ("linear", "kernels", "hit_rate") if n in name), None)
         for suffix, draw in ({"": globals()[alone]} if alone else DECODE).items():
-            beside(file, draw, rows, suffix)
+            beside(file, draw, content["rows"], suffix)
+
+
+def read(file: str) -> dict:
+    """Results or a trace. Raises ValueError that names the file."""
+    try:
+        content = json.loads(Path(file).read_bytes().decode())
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict) or not {"rows", "traceEvents"} & content.keys():
+        raise ValueError(f"{file}: holds no results of a benchmark, nor a trace of ssd.run")
+    return content
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main, ValueError))

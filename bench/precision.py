@@ -12,6 +12,7 @@ import sys
 
 import torch
 
+from ssd.command import guarded, whole
 from ssd.model.batch import Batch
 
 from . import results
@@ -32,8 +33,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--target", help="folder or id of the model; the default target otherwise")
     parser.add_argument("--precisions", default="bf16,int8,q4")
     parser.add_argument("--data", nargs="+", metavar="FILE.jsonl", help="files of prompts; three of our own otherwise")
-    parser.add_argument("--limit", type=int, default=10, help="prompts of each file (%(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=64, help="of an answer (%(default)s)")
+    parser.add_argument("--limit", type=whole(1), default=10, help="prompts of each file (%(default)s)")
+    parser.add_argument("--max-tokens", type=whole(1), default=64, help="of an answer (%(default)s)")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args(argv)
     texts = workloads_of(parser, args)
@@ -66,4 +67,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(main, ValueError))

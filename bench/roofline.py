@@ -5,9 +5,11 @@ thread, from a buffer of the stated size; the largest is beyond all caches and i
 """
 
 import argparse
+import sys
 
 import torch
 
+from ssd.command import guarded, listed
 from ssd.kernels import library
 from ssd.model import memory
 
@@ -63,12 +65,14 @@ class Probe:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cores", default=default_cores(), help="numbers of cores; one and all by default")
+    parser.add_argument(
+        "--cores", type=listed(int), default=default_cores(), help="numbers of cores; one and all by default"
+    )
     parser.add_argument("--seconds", type=float, default=3.0, help="time to spend on each number of cores")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
     rows = []
-    for n in map(int, args.cores.split(",")):
+    for n in args.cores:
         with Worker("bench.roofline:Probe", cores_of(n), {}) as worker:
             rows += worker.call("measure", seconds=args.seconds)
     print(results.table(rows, ["cores", "megabytes", "gb_per_s", "gb_per_s_best", "gflop_per_s"]))
@@ -76,4 +80,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(guarded(main, ValueError))

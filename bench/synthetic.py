@@ -10,6 +10,7 @@ a miss), graphs, tokens, rounds, hits, tokens_per_second, round_ms, speedup (ove
 
 import argparse
 import random
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -17,6 +18,7 @@ from contextlib import nullcontext
 import torch
 
 from ssd import kernels
+from ssd.command import guarded
 from ssd.model import Llama, LlamaConfig
 from ssd.model.batch import Batch
 from ssd.model.config import Rope
@@ -279,4 +281,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(guarded(main, ValueError))

@@ -16,6 +16,7 @@ import sys
 import time
 from collections import defaultdict
 
+from ssd.command import guarded, listed, whole
 from ssd.simulate.formula import theorem_7
 
 from . import results
@@ -93,10 +94,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--modes", default=",".join(MODES), help="a 2 behind a mode: both cores are the target's")
     parser.add_argument("--data", nargs="+", metavar="FILE.jsonl", help="files of prompts; three of our own otherwise")
-    parser.add_argument("--limit", type=int, default=4, help="prompts of each file (%(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--limit", type=whole(1), default=4, help="prompts of each file (%(default)s)")
+    parser.add_argument("--max-tokens", type=whole(1), default=96)
     parser.add_argument("--branches", type=int, help="outcomes that ssd prepares for (its default)")
-    parser.add_argument("--temperatures", default="0")
+    parser.add_argument("--temperatures", type=listed(float), default="0")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args(argv)
     check_names(parser, "--modes", args.modes.split(","), MODES)
@@ -112,7 +113,7 @@ def main(argv: list[str] | None = None) -> int:
             more = {"branches": args.branches} if args.branches else {}
             workers[name] = Worker("bench.theory:Runner", cores_of(cores), {"mode": mode, **options, **more})
             workers[name].call("generate", ids=[1, 2, 3], temperature=0.0, seed=0, max_tokens=32)
-        for workload, t in [(w, float(t)) for w in texts for t in args.temperatures.split(",")]:
+        for workload, t in [(w, t) for w in texts for t in args.temperatures]:
             speeds = defaultdict(list)
             for worker in workers.values():
                 worker.call("forget")
@@ -141,4 +142,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(main, ValueError))

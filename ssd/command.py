@@ -1,6 +1,7 @@
 """What the command lines of the package share: options, errors as one sentence, files that results go to, Ctrl-C."""
 
 import argparse
+import math
 import os
 import signal
 import sys
@@ -33,6 +34,32 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message):
         raise BadInput(message)
+
+
+def whole(least: int, most: float = math.inf):
+    """An argument's type: whole numbers from least to most."""
+
+    def read(text: str) -> int:
+        value = int(text) if text.lstrip("-").isdecimal() else least - 1
+        if not least <= value <= most:
+            limits = f"at least {least}" if most == math.inf else f"{least} to {most}"
+            raise argparse.ArgumentTypeError(f"got {text}, wanted a whole number, {limits}")
+        return value
+
+    return read
+
+
+def listed(kind: type):
+    """An argument's type: values with commas between them."""
+
+    def read(text: str) -> list:
+        try:
+            return [kind(part) for part in text.split(",")]
+        except ValueError:
+            example = {int: "1,2,4", float: "0,0.5"}[kind]
+            raise argparse.ArgumentTypeError(f"got {text!r}, wanted numbers such as {example}") from None
+
+    return read
 
 
 def threads(text: str | None, name: str = "--threads") -> int | list[int] | None:

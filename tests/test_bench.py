@@ -1,6 +1,7 @@
 import importlib
 import json
 import os
+import runpy
 import sys
 from argparse import Namespace
 
@@ -200,6 +201,43 @@ def test_own_prompts_and_broken_files(tmp_path):
     bad.write_text('{"prompt": "x"}\n{"text": "y"}\n')
     with pytest.raises(ValueError, match="bad.jsonl line 2: "):
         decode.read_workloads([str(bad)], None)
+    bad.write_text("\n")
+    with pytest.raises(ValueError, match="bad.jsonl: holds no prompt"):
+        decode.read_workloads([str(bad)], None)
+
+
+@pytest.mark.parametrize(
+    "command,arguments,message",
+    [
+        ("exact", "--limit 0", "--limit: got 0, wanted a whole number, at least 1"),
+        ("exact", "--target /no/such/model", "ssd: no such folder: /no/such/model"),
+        ("hit_rate", "--fan-out x", "--fan-out: got 'x', wanted numbers such as 1,2,4"),
+        ("hit_rate", "--temperatures 0,warm", "--temperatures: got '0,warm', wanted numbers such as 0,0.5"),
+        ("hit_rate", "--verify foo", "--verify: got 'foo', wanted some of coupled, rejection, saguaro"),
+        ("hit_rate", "--target /no/such/model", "ssd: no such folder: /no/such/model"),
+        ("precision", "--target /no/such/model", "ssd: no such folder: /no/such/model"),
+        ("ngram", "--max-tokens 0", "--max-tokens: got 0"),
+        ("roofline", "--cores 99999", "ssd: cores: got 99999"),
+        ("linear", "--rows x", "--rows: got 'x'"),
+        ("plots", "/no/such/file.json", "ssd: /no/such/file.json: No such file or directory"),
+        ("plots", "requirements.txt", "ssd: requirements.txt: holds no results of a benchmark, nor a trace"),
+    ],
+)
+def test_bad_input_of_a_benchmark_is_one_sentence(command, arguments, message, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [command, *arguments.split()])
+    monkeypatch.delitem(sys.modules, f"bench.{command}", raising=False)
+    if command == "plots":
+        pytest.importorskip("matplotlib")
+    with pytest.raises(SystemExit) as end:
+        runpy.run_module(f"bench.{command}", run_name="__main__")
+    assert end.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_plots_without_matplotlib_are_refused(monkeypatch, capsys):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(SystemExit):
+        plots.main(["trace.json"])
+    assert "pip install matplotlib" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -199,6 +199,13 @@ def test_bad_input_is_one_sentence(tiny, tmp_path, capsys, more, said):
     assert said in err[-1] and err[-1].startswith("ssd: ")
 
 
+def test_a_plot_without_matplotlib_is_refused_before_the_work(tiny, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("ssd.distill.__main__.find_spec", lambda name: None)
+    assert train(tiny, tmp_path, "--steps", "1", "--plot", str(tmp_path / "plot.png")) == 2
+    assert "ssd: --plot needs matplotlib: pip install matplotlib" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_texts_that_begin_alike_are_held_out_one_by_one():
     texts = [np.array(t) for t in ([5, 6], [5, 7], [5, 6])] + [np.arange(5, 8 + i) for i in range(197)]
     s = data.Sequences(["a"] * 200, [t[:1] for t in texts], [t[1:] for t in texts])

@@ -52,6 +52,7 @@ def test_answer_json_and_summary(tiny, tmp_path, capsys):
     assert output["prompt"] == "héllo" and output["text"] + "\n" == out
     assert len(output["token_ids"]) == 9 and output["finish_reason"] == "length"
     assert report["config"]["dtype"] == "bf16" and report["config"]["max_tokens"] == 9
+    assert report["config"]["branches"] == 24 and report["config"]["fan_out"] is None
     stats = report["stats"]
     assert stats["rounds"] == 8 and stats["decode_tokens"] == 8 and stats["mean_accepted_length"] == 1
     assert stats["prefill_tokens"] == len(b"user\nh\xc3\xa9llo\nassistant\n") + 3

@@ -5,11 +5,14 @@ with the precision in its name. bench.decode makes what it lacks by itself.
 """
 
 import argparse
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 import gguf
 import numpy as np
+
+from ssd.command import guarded
 
 from . import converted
 
@@ -81,4 +84,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(guarded(main, ValueError))

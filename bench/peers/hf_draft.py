@@ -12,6 +12,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
+from ssd.command import guarded
 from ssd.distill.config import save_json
 from ssd.model import resolve
 from ssd.model.config import read_json
@@ -54,4 +55,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(guarded(main, ValueError))

@@ -4,6 +4,7 @@ import argparse
 import ctypes
 import logging
 import sys
+from importlib.util import find_spec
 
 from ssd.command import BadInput, Parser, check_writable, guarded, stop_at_once, threads
 
@@ -126,6 +127,8 @@ def check(args) -> None:
     for name in ("plot", "json"):
         if path := getattr(args, name):
             check_writable(f"--{name}", path)
+    if args.plot and find_spec("matplotlib") is None:
+        raise BadInput("--plot needs matplotlib: pip install matplotlib")
 
 
 def run(args) -> int:

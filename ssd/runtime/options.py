@@ -31,8 +31,8 @@ class SpeculationOptions:
     verify: "coupled" (the tokens of plain decoding) or "rejection" (the published rule: other tokens, of the same
     distribution). saguaro: with rejection, scale of the draft's likeliest probabilities, in [0, 1]; 1 leaves them.
     branches: outcomes that ssd prepares for in a round (24), shared out by what was hit before; or fan_out: bonus
-    tokens below every node. draft_device: where the draft runs, by default where the target does. draft_threads: of ssd's
-    draft, as EngineOptions.threads. backup_draft: a larger one that ssd changes to where the draft brings little;
+    tokens below every node. draft_device: where the draft runs, by default where the target does. draft_threads: of
+    ssd's draft, as EngineOptions.threads. backup_draft: a larger one that ssd changes to where the draft brings little;
     "large" is the one that comes with the target. lockstep: both lanes of ssd take turns in one thread, so that the
     draft always finishes: to study, not to be fast.
     """

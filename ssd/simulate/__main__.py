@@ -7,7 +7,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from ssd.command import Parser, check_writable, guarded, written
+from ssd.command import Parser, check_writable, guarded, whole, written
 from ssd.markdown import table
 
 from . import announcement, paper, questions
@@ -59,19 +59,6 @@ def parser() -> argparse.ArgumentParser:
     r.add_argument("--answer", type=whole(1), default=256, metavar="N", help="tokens of an answer (%(default)s)")
     r.add_argument("--max-batch", type=whole(1), default=16, metavar="N", help="of a replica (%(default)s)")
     return p
-
-
-def whole(least: int, most: float = math.inf):
-    """An argument's type: whole numbers from least to most."""
-
-    def read(text: str) -> int:
-        value = int(text) if text.lstrip("-").isdecimal() else least - 1
-        if not least <= value <= most:
-            limits = f"at least {least}" if most == math.inf else f"{least} to {most}"
-            raise argparse.ArgumentTypeError(f"got {text}, wanted a whole number, {limits}")
-        return value
-
-    return read
 
 
 def above_zero(text: str) -> float:
