@@ -11,19 +11,19 @@ PACKAGES = (
     "openvino-genai",
 )  # fmt: skip
 CPU0 = Path("/sys/devices/system/cpu/cpu0")
+CORES = sorted(os.sched_getaffinity(0))  # of the process, whatever core a lane pins its thread to later
 
 
 def cores_of(n: int) -> list[int]:
     """The first n cores that this process may use. Raises ValueError when there are fewer."""
-    have = sorted(os.sched_getaffinity(0))
-    if not 1 <= n <= len(have):
-        raise ValueError(f"cores: got {n}, wanted 1 to {len(have)}, the cores that this process may use")
-    return have[:n]
+    if not 1 <= n <= len(CORES):
+        raise ValueError(f"cores: got {n}, wanted 1 to {len(CORES)}, the cores that this process may use")
+    return CORES[:n]
 
 
 def default_cores() -> str:
     """One core and all that this process may use."""
-    return ",".join(dict.fromkeys(("1", str(len(os.sched_getaffinity(0))))))
+    return ",".join(dict.fromkeys(("1", str(len(CORES)))))
 
 
 def thread_environment(cores: list[int]) -> dict[str, str]:
@@ -63,7 +63,7 @@ def describe() -> dict:
         caches[f"L{(index / 'level').read_text().strip()}{kind}"] = _bytes((index / "size").read_text())
     return {
         "cpu": model,
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": len(CORES),
         "caches_bytes": caches,
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "isa": torch.ops.ssd.isa(),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench import decode, plots, results, timing
+from bench import decode, machine, plots, results, timing
 from bench.agreement import agreement
 from bench.peers import SYSTEMS, System, gguf_file, timeline
 from bench.worker import Worker, WorkerError
@@ -204,6 +204,16 @@ def test_own_prompts_and_broken_files(tmp_path):
     bad.write_text("\n")
     with pytest.raises(ValueError, match="bad.jsonl: holds no prompt"):
         decode.read_workloads([str(bad)], None)
+
+
+@pytest.mark.skipif(len(machine.CORES) < 2, reason="wants two cores")
+def test_cores_of_the_machine_are_those_of_the_process_where_a_lane_has_bound_its_thread():
+    have = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, CORE)
+        assert machine.describe()["cores"] == len(have) and machine.cores_of(2) == sorted(have)[:2]
+    finally:
+        os.sched_setaffinity(0, have)
 
 
 @pytest.mark.parametrize(
