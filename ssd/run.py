@@ -107,6 +107,8 @@ def check_options(args) -> None:
         if getattr(args, name) is not None:
             option = "-k" if name == "k" else f"--{name.replace('_', '-')}"
             raise BadInput(f"{option}: is of {wanted} ssd or auto with it")
+    if args.mode == "ar" and args.verify != "coupled":
+        raise BadInput("--verify: is of speculation, wanted --mode sd, ssd or auto with it")
     taken = {Path(path).resolve() for path in (args.prompts, args.json_schema) if path}
     for name in ("json", "trace"):
         if path := getattr(args, name):

@@ -151,6 +151,7 @@ def test_stop(tiny, capsys):
         (["hi", "--mode", "ssd", "--draft-threads", "99999"], "draft_threads: got 99999"),
         (["hi", "--mode", "ar", "-k", "3"], "-k: is of speculation"),
         (["hi", "--mode", "ar", "--draft", "ngram"], "--draft: is of speculation"),
+        (["hi", "--mode", "ar", "--verify", "rejection"], "--verify: is of speculation"),
         (["hi", "--mode", "ar", "--fan-out", "2"], "--fan-out: is of speculation"),
         (["hi", "--mode", "ar", "--branches", "8"], "--branches: is of speculation"),
         (["hi", "--mode", "sd", "--branches", "8"], "--branches: is of a lane of its own, wanted --mode ssd or auto"),
