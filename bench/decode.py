@@ -102,10 +102,7 @@ def take_turns(workers: dict, prompts: list[list[int]], max_tokens: int, repeats
 
 def mean(costs: list[dict]) -> dict:
     """Of dictionaries of times by rows, entry by entry."""
-    return {
-        name: {rows: sum(c[name][rows] for c in costs) / len(costs) for rows in times}
-        for name, times in costs[0].items()
-    }
+    return {name: {rows: t / len(costs) for rows, t in times.items()} for name, times in total(costs).items()}
 
 
 def total(parts: list[dict]) -> dict:

@@ -26,7 +26,7 @@ SPECULATION = (
     "backup_draft",
 )
 OF_LANES = ("backup_draft", "draft_threads", "branches", "fan_out")
-DRAFTING = ("draft", "draft_device", "draft_dtype", "k", "tree_width", *OF_LANES)
+DRAFTING = ("draft", "draft_device", "draft_dtype", "k", "tree_width", "verify", *OF_LANES)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -48,8 +48,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--draft-threads", metavar="N|CORES", help="of ssd's draft, as --threads (the last core)")
     p.add_argument("--draft-dtype", choices=DTYPES, help="weights of the draft (int8)")
     p.add_argument(
-        "--verify", choices=("coupled", "rejection"), default="coupled",
-        help="coupled gives the tokens of plain decoding, rejection others of the same distribution (%(default)s)",
+        "--verify", choices=("coupled", "rejection"),
+        help="coupled gives the tokens of plain decoding, rejection others of the same distribution (coupled)",
     )  # fmt: skip
     p.add_argument("--saguaro", type=float, default=1.0, metavar="C", help="with rejection, in [0, 1]; 1 is off (1)")
     p.add_argument("--target", default=DEFAULT_TARGET, help="folder, GGUF file or hub id of the model (%(default)s)")
@@ -107,8 +107,6 @@ def check_options(args) -> None:
         if getattr(args, name) is not None:
             option = "-k" if name == "k" else f"--{name.replace('_', '-')}"
             raise BadInput(f"{option}: is of {wanted} ssd or auto with it")
-    if args.mode == "ar" and args.verify != "coupled":
-        raise BadInput("--verify: is of speculation, wanted --mode sd, ssd or auto with it")
     taken = {Path(path).resolve() for path in (args.prompts, args.json_schema) if path}
     for name in ("json", "trace"):
         if path := getattr(args, name):
@@ -126,7 +124,7 @@ def run(args) -> int:
 
         params = sampling_options.params(args)
         batch = min(8 if args.batch is None else args.batch, len(prompts) * params.n)
-        speculation = {name: getattr(args, name) for name in SPECULATION}
+        speculation = {name: value for name in SPECULATION if (value := getattr(args, name)) is not None}
         speculation["draft_threads"] = threads(args.draft_threads, "--draft-threads")
         llm = LLM(
             args.target, args.dtype, max_batch=batch, threads=cores, seed=args.seed, device=args.device,

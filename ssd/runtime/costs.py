@@ -128,9 +128,8 @@ def times(run, repeats: int, of, before=lambda rows: None, each: int = 1) -> dic
 def measure(target, draft, together, verify, drafting, repeats: int = REPEATS, of=min) -> Costs:
     """Times both models on the cores of each arrangement (as bind takes them; None for a model on a GPU); the calling
     thread is bound to `together` afterwards. Where they take turns, each finds its weights out of the caches, as when
-    it decodes: a verification comes behind a step, and a few steps behind a verification; plain passes follow
-    one another. of: what stands for repeated
-    passes, by default the least, since what else runs on the machine only adds."""
+    it decodes: a verification comes behind a step, and a few steps behind a verification; plain passes follow one
+    another. of: what stands for repeated passes, by default the least, since whatever else runs only adds."""
     target, draft = Passes(target), Steps(draft)
     bind(together)
     for _ in range(Policy.SETTLE):

@@ -49,7 +49,7 @@ class DraftRunner:
     def __init__(
         self, draft: Draft, *, max_batch: int, max_len: int, nodes: int, page_size: int = 16, place: Place = CPU
     ):
-        self.draft, self.page_size, self.place = draft, page_size, place
+        self.draft, self.place = draft, place
         self.max_len = min(max_len, len(draft.cos))
         pages = -(-(self.max_len + nodes) // page_size)
         self.kv = draft.new_kv_cache(max_batch * pages, page_size)
