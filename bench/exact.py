@@ -52,8 +52,8 @@ def shape_of(text: str) -> dict:
 
 def delay_lanes(chance: random.Random) -> None:
     """From now on lanes of this process sleep at random before steps that the other one may wait for."""
-    from ssd.runtime.draft_lane import DraftLane
-    from ssd.runtime.lanes import Lanes
+    from ssd.runtime.lanes.draft_lane import DraftLane
+    from ssd.runtime.lanes.verify_lane import Lanes
 
     def delayed(method):
         def call(*args, **more):
@@ -84,7 +84,7 @@ class Runner:
 
     def llm(self, dtype: str, sizes: dict, **speculation):
         from ssd import LLM
-        from ssd.runtime.assembly import load_draft
+        from ssd.runtime.factory import load_draft
         from ssd.runtime.options import SpeculationOptions
 
         model, draft = self.model(dtype), None

@@ -34,7 +34,7 @@ def weights(model) -> int:
 class Pair:
     def __init__(self, target: str | None, draft: str | None, dtype: str, draft_dtype: str | None):
         from ssd.model import Llama, Tokenizer, resolve
-        from ssd.runtime.assembly import load_draft
+        from ssd.runtime.factory import load_draft
         from ssd.runtime.options import SpeculationOptions
 
         folder = resolve(target)

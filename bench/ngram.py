@@ -49,8 +49,8 @@ class Automaton:
 
     def __init__(self, tokens: list[int], known: int):
         from ssd import SamplingParams
-        from ssd.runtime.ngram import NgramProposer
-        from ssd.runtime.sequence import Sequence
+        from ssd.runtime.drafting.ngram import NgramProposer
+        from ssd.runtime.engine.sequence import Sequence
 
         self.sequence = Sequence.start(tokens, 0, SamplingParams(), 0, None)
         self.sequence.num_tokens = known

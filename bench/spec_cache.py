@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from ssd.runtime.speculation_cache import SpeculationCache, key
+from ssd.runtime.lanes.speculation_cache import SpeculationCache, key
 
 NODES = 5
 

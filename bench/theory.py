@@ -45,7 +45,7 @@ class Runner:
 
     def forget(self) -> None:
         """Statistics begin anew."""
-        from ssd.runtime.metrics import Metrics, Recoveries
+        from ssd.runtime.engine.metrics import Metrics, Recoveries
 
         self.llm.engine.metrics, lanes = Metrics(), self.llm.engine.speculator
         if self.llm.speculation.mode == "ssd":

@@ -22,14 +22,14 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory, monkeypatch):
     """What is measured and learnt in a test stays there."""
-    monkeypatch.setattr("ssd.runtime.assembly.cache_folder", lambda: tmp_path_factory.getbasetemp() / "cache")
+    monkeypatch.setattr("ssd.runtime.factory.cache_folder", lambda: tmp_path_factory.getbasetemp() / "cache")
 
 
 @pytest.fixture(autouse=True)
 def patience(request, monkeypatch):
     """A busy machine is no fault of a draft lane; only tests of hanging lanes wait as briefly as the product does."""
     if "briefly" not in request.keywords:
-        monkeypatch.setattr("ssd.runtime.keeper.STALLED", 20.0)
+        monkeypatch.setattr("ssd.runtime.lanes.verify_lane.supervisor.STALLED", 20.0)
 
 
 @pytest.fixture

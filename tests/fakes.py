@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ssd.model.kv_cache import KVCache
-from ssd.runtime.tree import Tree
+from ssd.runtime.engine.tree import Tree
 
 EOS, OTHER_EOS, VOCABULARY = 256, 257, 258
 

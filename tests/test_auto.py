@@ -12,9 +12,9 @@ from test_speculative import PROMPTS, answers, load
 from ssd.model.draft import Draft
 from ssd.model.tokenizer import Tokenizer
 from ssd.runtime import LLM, SamplingParams
-from ssd.runtime.costs import ROWS, Costs, Passes, at, costs_of, expected
-from ssd.runtime.policy import Policy, Record
-from ssd.runtime.threads import CORES
+from ssd.runtime.devices.threads import CORES
+from ssd.runtime.switching.measure import ROWS, Costs, Passes, at, costs_of, expected
+from ssd.runtime.sync.policy import Policy, Record
 
 SLOW, FAST = {1: 0.01, 5: 0.012, 12: 0.02}, {1: 0.001, 5: 0.0012, 12: 0.002}
 two_cores = pytest.mark.skipif(len(CORES) < 2, reason="wants two cores")
@@ -71,8 +71,8 @@ def test_a_draft_of_a_short_context_is_measured_within_it(tiny_target, tmp_path)
 
 def make(tiny_folder, tiny_target, draft, monkeypatch, tmp_path, costs):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("ssd.runtime.assembly.costs_of", lambda *args: costs)
-    monkeypatch.setattr("ssd.runtime.auto.EVERY", 5)
+    monkeypatch.setattr("ssd.runtime.factory.costs_of", lambda *args: costs)
+    monkeypatch.setattr("ssd.runtime.switching.auto.EVERY", 5)
     return LLM.from_model(tiny_target, Tokenizer(tiny_folder), draft=draft, mode="auto", k=3, branches=20, seed=3)
 
 

@@ -14,7 +14,7 @@ from bench import decode, machine, plots, results, timing
 from bench.agreement import agreement
 from bench.peers import SYSTEMS, System, gguf_file, timeline
 from bench.worker import Worker, WorkerError
-from ssd.runtime.trace import Trace
+from ssd.runtime.engine.trace import Trace
 
 CORE = sorted(os.sched_getaffinity(0))[:1]
 FAKE = "tests.fake_peer:Peer"

@@ -6,7 +6,7 @@ import torch
 from cuda_host import harness
 from test_kv_copy import MOVES
 
-from ssd.runtime.speculation_cache import SpeculationCache, key
+from ssd.runtime.lanes.speculation_cache import SpeculationCache, key
 
 
 @pytest.fixture(scope="module")

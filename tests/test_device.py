@@ -9,8 +9,8 @@ from ssd.model.draft import Draft
 from ssd.model.llama import Llama
 from ssd.model.tokenizer import Tokenizer
 from ssd.runtime import LLM
-from ssd.runtime import device as devices
-from ssd.runtime.device import Place, device_of
+from ssd.runtime.devices import placement as devices
+from ssd.runtime.devices.placement import Place, device_of
 
 
 class There(torch.Tensor):
@@ -113,10 +113,10 @@ def test_tokens_are_the_same_elsewhere(kind, mode, draft_too, tiny_folder, tiny_
 
     monkeypatch.setattr("ssd.runtime.llm.place_of", lambda model, cores: Elsewhere(cores=cores))
     monkeypatch.setattr(
-        "ssd.runtime.assembly.place_of", lambda model, cores=None: Elsewhere() if draft_too else Place("cpu", cores)
+        "ssd.runtime.factory.place_of", lambda model, cores=None: Elsewhere() if draft_too else Place("cpu", cores)
     )
     monkeypatch.setattr(
-        "ssd.runtime.costs.place_of",
+        "ssd.runtime.switching.measure.place_of",
         lambda model: Elsewhere() if isinstance(model.cos, There) else Place("cpu"),
     )
     how = {"mode": "ssd", "lockstep": True} if mode == "lockstep" else {"mode": mode}
@@ -135,7 +135,7 @@ def test_rejection_is_the_same_elsewhere(tiny_folder, tiny_target, tmp_path, mon
     options = {"mode": "sd", "k": 3, "seed": 3, "verify": "rejection", "threads": 1}
     here = answers(LLM.from_model(tiny_target, Tokenizer(tiny_folder), draft=draft, **options))
     monkeypatch.setattr("ssd.runtime.llm.place_of", lambda model, cores: Elsewhere(cores=cores))
-    monkeypatch.setattr("ssd.runtime.assembly.place_of", lambda model, cores=None: Elsewhere())
+    monkeypatch.setattr("ssd.runtime.factory.place_of", lambda model, cores=None: Elsewhere())
     target = elsewhere(Llama.load(tiny_folder, "bf16"))
     assert answers(LLM.from_model(target, Tokenizer(tiny_folder), draft=elsewhere(draft), **options)) == here
 

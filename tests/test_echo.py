@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssd.runtime.echo import KEPT, Echo
-from ssd.runtime.policy import BINS, Calibration
+from ssd.runtime.drafting.context_lookup import KEPT, Echo
+from ssd.runtime.sync.policy import BINS, Calibration
 
 
 def by_hand(text, path):
@@ -51,7 +51,7 @@ def forest(text, flight):
 
     import numpy as np
 
-    from ssd.runtime.forest import Forest
+    from ssd.runtime.lanes.forest import Forest
 
     runner = SimpleNamespace(draft=SimpleNamespace(shift=0), own=())
     request = SimpleNamespace(params=None, seed=0, prompt_len=0, shapers=())
@@ -61,7 +61,7 @@ def forest(text, flight):
 
 
 def test_candidates_are_the_drafts_and_the_texts_without_what_is_verified():
-    from ssd.runtime.tree import Tree
+    from ssd.runtime.engine.tree import Tree
 
     f = forest([1, 2, 3, 1, 2, 4, 9, 1, 2], Tree([4, 5], [-1, 0]))  # behind 1, 2 came 4 and 3; behind 2 the same
     f.bonus = {-1: [6, 4, 3, -1], 0: [7, 9, 8], 1: []}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ssd.runtime import LLM, SamplingParams
 from ssd.runtime.llm import derived_seed
-from ssd.runtime.text import TextStream
+from ssd.runtime.sampling.text_stream import TextStream
 
 
 def make(model=None, **options):

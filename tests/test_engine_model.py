@@ -7,7 +7,7 @@ import torch
 from ssd.model.llama import Llama
 from ssd.model.tokenizer import Tokenizer
 from ssd.runtime import LLM, SamplingParams
-from ssd.runtime.threads import CORES
+from ssd.runtime.devices.threads import CORES
 
 PROMPTS = ["a", "once upon a time", "x" * 70, "naïve café 日本", "0123456789" * 9, "the end", "? ?", "l" * 33]
 PARAMS = [

@@ -49,7 +49,7 @@ def test_the_draft_lane_makes_no_difference_either(pair):
 
 
 def test_a_planted_difference_is_found_and_shown(pair, monkeypatch):
-    from ssd.runtime.speculator import Speculator
+    from ssd.runtime.sync.speculator import Speculator
 
     verify = Speculator.verify
 

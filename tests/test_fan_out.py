@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from ssd.runtime.clock import Clock
-from ssd.runtime.fan_out import DEPTHS, RANKS, FanOut
+from ssd.runtime.lanes.branch_budget import Clock
+from ssd.runtime.lanes.fan_out import DEPTHS, RANKS, FanOut
 
 CHAIN = ([1, 2, 3, 4], [-1, 0, 1, 2])
 

@@ -15,8 +15,8 @@ from ssd import kernels
 from ssd.model.draft import Draft
 from ssd.model.tokenizer import Tokenizer
 from ssd.runtime import LLM, SamplingParams
-from ssd.runtime.grammar import WHITESPACE, Mask
-from ssd.runtime.threads import CORES
+from ssd.runtime.devices.threads import CORES
+from ssd.runtime.sampling.grammar import WHITESPACE, Mask
 
 llguidance = pytest.importorskip("llguidance")
 

@@ -12,7 +12,7 @@ from ssd import kernels
 from ssd.model.draft import Draft
 from ssd.model.tokenizer import Tokenizer
 from ssd.runtime import LLM, SamplingParams
-from ssd.runtime.seeds import sample_seed
+from ssd.runtime.sampling.seeds import sample_seed
 
 VOCAB = 272
 PROMPTS = ["once upon a time", "ab" * 20, "x", "0123456789" * 4]

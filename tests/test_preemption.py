@@ -8,8 +8,8 @@ from test_speculative import KINDS, load
 
 from ssd.model.tokenizer import Tokenizer
 from ssd.runtime import LLM, SamplingParams
-from ssd.runtime.costs import Costs
-from ssd.runtime.threads import CORES
+from ssd.runtime.devices.threads import CORES
+from ssd.runtime.switching.measure import Costs
 
 COMMON = "Answer in one sentence, and say why it is so: "
 PROMPTS = [COMMON + text for text in ("what is it?", "who?", "when did it begin, and where?", "x" * 20)] + ["alone"]
@@ -131,8 +131,8 @@ def test_random_arrivals_and_cancellations(
 @pytest.mark.skipif(len(CORES) < 2, reason="wants two cores")
 def test_changes_of_mode(tiny_folder, tiny_target, plain, drafts, monkeypatch):
     times = {1: 0.01, 5: 0.012, 12: 0.02}
-    monkeypatch.setattr("ssd.runtime.assembly.costs_of", lambda *args: Costs(times, times, times, times))
-    monkeypatch.setattr("ssd.runtime.auto.EVERY", 5)
+    monkeypatch.setattr("ssd.runtime.factory.costs_of", lambda *args: Costs(times, times, times, times))
+    monkeypatch.setattr("ssd.runtime.switching.auto.EVERY", 5)
     llm = LLM.from_model(tiny_target, Tokenizer(tiny_folder), draft=drafts["features"], mode="auto", k=3, **SMALL)
     auto = llm.engine.speculator
     other = {"sd": {"sd": 1.0, "ssd": 2.0}, "ssd": {"sd": 2.0, "ssd": 1.0}}

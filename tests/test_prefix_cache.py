@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from ssd import kernels
 from ssd.runtime import LLM, Engine, SamplingParams
-from ssd.runtime.policy import Policy
-from ssd.runtime.sequence import Sequence
-from ssd.runtime.speculator import Speculator
-from ssd.runtime.text import TextStream
+from ssd.runtime.engine.sequence import Sequence
+from ssd.runtime.sampling.text_stream import TextStream
+from ssd.runtime.sync.policy import Policy
+from ssd.runtime.sync.speculator import Speculator
 
 PAGE_SIZE, NODES = 4, 5
 POOL = [list(range(10, 34)), [*range(10, 22), *range(40, 60)]]  # beginnings that prompts share

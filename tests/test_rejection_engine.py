@@ -18,7 +18,7 @@ from ssd.kernels import probs
 from ssd.model.draft import Draft
 from ssd.model.llama import Llama
 from ssd.runtime import LLM, SamplingParams
-from ssd.runtime.grammar import Mask
+from ssd.runtime.sampling.grammar import Mask
 
 VOCAB, DRAWS, PROMPT = 6, 6000, [1, 2, 1, 2, 3, 1, 2]
 PARAMS = dict(temperature=0.9, top_k=5, ignore_eos=True)
@@ -154,15 +154,14 @@ def test_what_an_ngram_proposes_against_the_grammar_is_left_out(target, changed)
 
 def test_a_planted_bias_is_found(target, exact, tmp_path, monkeypatch):
     """The draft's own choice dropped where its probability is small, as pruning by confidence would do."""
-    from ssd.runtime import candidates
 
-    best = candidates.Sampled.best
+    best = draft_sampling.Sampled.best
 
     def pruned(self, *args):
         found = best(self, *args)
         chosen = [[t if found.q[i, t] > 0.25 else -1 for t in row] for i, row in enumerate(found.tokens)]
         return found._replace(tokens=chosen)
 
-    monkeypatch.setattr(candidates.Sampled, "best", pruned)
+    monkeypatch.setattr(draft_sampling.Sampled, "best", pruned)
     draft = Draft.load(write_draft(tmp_path / "d", depth=1, **SMALL), target, "fp32")
     assert significance(target, exact, draft, k=2) < 1e-6

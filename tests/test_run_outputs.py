@@ -5,7 +5,7 @@ import json
 import pytest
 from test_run import call, refused
 
-from ssd.runtime.seeds import derived_seed, sample_seed
+from ssd.runtime.sampling.seeds import derived_seed, sample_seed
 
 
 def test_samples_one_after_another_and_in_a_file(tiny_folder, tmp_path, capsys):

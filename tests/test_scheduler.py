@@ -6,10 +6,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from ssd.model.kv_cache import BlockAllocator
 from ssd.runtime import SamplingParams
-from ssd.runtime.rows import RowBuffer
-from ssd.runtime.scheduler import Scheduler
-from ssd.runtime.sequence import Sequence
-from ssd.runtime.text import TextStream
+from ssd.runtime.engine.batch_buffers import RowBuffer
+from ssd.runtime.engine.scheduler import Scheduler
+from ssd.runtime.engine.sequence import Sequence
+from ssd.runtime.sampling.text_stream import TextStream
 
 PAGES, PAGE_SIZE, BATCH, CHUNK, NODES = 10, 4, 3, 6, 3
 

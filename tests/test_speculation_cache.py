@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ssd.runtime.speculation_cache import SpeculationCache, key
+from ssd.runtime.lanes.speculation_cache import SpeculationCache, key
 
 ROOT = Path(__file__).parent.parent
 VOCAB = 1 << 20

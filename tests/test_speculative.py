@@ -200,9 +200,9 @@ REPEATED = [7, 8, 9, 10, 11, 12] * 3
 
 
 def test_ngram_goes_on_as_the_text_did_before_and_offers_all_that_compete():
-    from ssd.runtime.ngram import NgramProposer
-    from ssd.runtime.policy import Policy
-    from ssd.runtime.sequence import Sequence
+    from ssd.runtime.drafting.ngram import NgramProposer
+    from ssd.runtime.engine.sequence import Sequence
+    from ssd.runtime.sync.policy import Policy
 
     def sequence(tokens):
         return Sequence.start(tokens, 9, SamplingParams(), 0, None)

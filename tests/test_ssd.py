@@ -6,8 +6,8 @@ from test_speculative import KINDS, PROMPTS, answers, load
 from ssd.model.draft import Draft
 from ssd.model.tokenizer import Tokenizer
 from ssd.runtime import LLM, SamplingParams
-from ssd.runtime.draft_lane import DraftLane
-from ssd.runtime.threads import CORES
+from ssd.runtime.devices.threads import CORES
+from ssd.runtime.lanes.draft_lane import DraftLane
 
 
 @pytest.fixture(scope="module")
@@ -241,7 +241,7 @@ def test_delays_in_both_lanes_change_no_token(kind, seed, tiny_folder, tiny_targ
     import random
     import time
 
-    from ssd.runtime.lanes import Lanes
+    from ssd.runtime.lanes.verify_lane import Lanes
 
     chance = random.Random(seed)
 
@@ -269,7 +269,7 @@ def test_the_larger_draft_is_tried_where_the_first_brings_little_and_left_where_
 ):
     from draft_helpers import write_draft
 
-    from ssd.runtime.several import Backup
+    from ssd.runtime.switching.switch import Backup
 
     monkeypatch.setattr(Backup, "WINDOW", 4)
     weak = Draft.load(write_draft(tmp_path / "weak", layers=layers), tiny_target, "bf16")
@@ -302,7 +302,7 @@ def test_drafts_that_change_at_any_round_leave_the_lanes_sound(
 
     from draft_helpers import write_draft
 
-    from ssd.runtime.several import Backup
+    from ssd.runtime.switching.switch import Backup
 
     chance = random.Random(seed)
 
@@ -312,7 +312,7 @@ def test_drafts_that_change_at_any_round_leave_the_lanes_sound(
         self.rounds = self.tokens = 0
 
     monkeypatch.setattr(Backup, "WINDOW", 1)
-    monkeypatch.setattr("ssd.runtime.lanes.Lanes._worth_asking", lambda self: True)
+    monkeypatch.setattr("ssd.runtime.lanes.verify_lane.Lanes._worth_asking", lambda self: True)
     monkeypatch.setattr(Backup, "_decide", decide)
     weak, strong = (
         Draft.load(write_draft(tmp_path / str(layers), layers=layers), tiny_target, "bf16")
@@ -329,7 +329,7 @@ def test_the_larger_draft_stays_while_it_gives_more_tokens_a_second():
     from time import perf_counter
     from types import SimpleNamespace
 
-    from ssd.runtime.several import Backup
+    from ssd.runtime.switching.switch import Backup
 
     def window(tokens, length):  # a window of rounds that took a second
         both.rounds, both.tokens, both.began = Backup.WINDOW, tokens, perf_counter() - 1.0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ssd.model.draft import Draft
 from ssd.model.tokenizer import Tokenizer
 from ssd.runtime import LLM, SamplingParams
-from ssd.runtime.text import TextStream
+from ssd.runtime.sampling.text_stream import TextStream
 
 EOS = 258
 

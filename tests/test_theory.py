@@ -5,7 +5,7 @@ import json
 import pytest
 
 from bench import theory
-from ssd.runtime.threads import CORES
+from ssd.runtime.devices.threads import CORES
 
 
 def test_theorem():

@@ -35,7 +35,7 @@ def test_another_threads_pool_is_its_own():
 
 
 def test_engines_on_different_cores_in_one_process():
-    from ssd.runtime.threads import bind, cores_of
+    from ssd.runtime.devices.threads import bind, cores_of
 
     if len(CORES) < 2:
         pytest.skip("one core")

@@ -27,7 +27,7 @@ class Peer:
         self.params = SamplingParams
 
     def generate(self, ids: list[int], max_tokens: int) -> dict:
-        from ssd.runtime.metrics import Metrics
+        from ssd.runtime.engine.metrics import Metrics
 
         params = self.params(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
         metrics = self.llm.engine.metrics = Metrics()
@@ -56,7 +56,7 @@ class Peer:
     def costs(self) -> dict:
         """Seconds of a pass by its rows, as ssd.runtime.costs.Costs has them (medians): on all cores, and with the last
         one for the draft. In mode "sd"."""
-        from ssd.runtime.costs import measure
+        from ssd.runtime.switching.measure import measure
 
         draft, cores = self.llm.engine.speculator.proposer.draft, self.cores
         return asdict(measure(self.llm.engine.model, draft, cores, cores[:-1] or cores, cores[-1:], 10, median))

@@ -135,7 +135,7 @@ def run(args) -> int:
     check(args)
     import torch
 
-    from ssd.runtime.threads import cores_of
+    from ssd.runtime.devices.threads import cores_of
 
     cores = threads(args.threads)
     if cores is not None:

@@ -94,7 +94,7 @@ class EngineAnswers:
         from ssd.model.llama import Llama
         from ssd.model.tokenizer import Tokenizer
         from ssd.runtime import LLM
-        from ssd.runtime.threads import bind, cores_of
+        from ssd.runtime.devices.threads import bind, cores_of
 
         bind(cores_of(cores))
         self.sampler, self.tokenizer = TopSampler(), Tokenizer(folder)

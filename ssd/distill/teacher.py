@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from ssd.model.config import LlamaConfig
 from ssd.model.rope import rope_tables
 from ssd.model.weights import Checkpoint, LayerWeights, tensor_shapes
-from ssd.runtime.device import device_of
+from ssd.runtime.devices.placement import device_of
 
 from .data import TOP, encode_nlp
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from ssd.runtime.sampling_params import check_integer, check_number
+from ssd.runtime.sampling.sampling_params import check_integer, check_number
 
 from . import evaluate
 from .batches import Batch, Data, teacher_of

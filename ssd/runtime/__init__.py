@@ -1,10 +1,10 @@
 """The engine: requests in, tokens and text out."""
 
-from .engine import Engine
+from .engine.engine import Engine
+from .engine.metrics import Metrics
 from .llm import LLM
-from .metrics import Metrics
 from .options import EngineOptions
 from .output import Chunk, Output
-from .sampling_params import SamplingParams
+from .sampling.sampling_params import SamplingParams
 
 __all__ = ["LLM", "Chunk", "Engine", "EngineOptions", "Metrics", "Output", "SamplingParams"]

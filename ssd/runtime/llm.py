@@ -8,20 +8,20 @@ import torch
 
 from ssd import kernels
 
-from .assembly import load_drafts, make_speculator, verify_cores
-from .bandwidth import fraction
-from .device import device_of, place_of
-from .engine import Engine
-from .grammar import Grammars
-from .metrics import Metrics
+from .devices.bandwidth import fraction
+from .devices.placement import device_of, place_of
+from .devices.threads import bind
+from .engine.engine import Engine
+from .engine.metrics import Metrics
+from .engine.sequence import Sequence
+from .engine.trace import Trace
+from .factory import load_drafts, make_speculator, verify_cores
 from .options import EngineOptions, SpeculationOptions
 from .output import Chunk, Output
-from .sampling_params import SamplingParams
-from .seeds import derived_seed, sample_seed
-from .sequence import Sequence
-from .text import TextStream
-from .threads import bind
-from .trace import Trace
+from .sampling.grammar import Grammars
+from .sampling.sampling_params import SamplingParams
+from .sampling.seeds import derived_seed, sample_seed
+from .sampling.text_stream import TextStream
 
 Prompt = str | list[int] | list[dict]
 

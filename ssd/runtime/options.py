@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from .device import device_of
-from .policy import Policy
-from .sampling_params import check_integer, check_number
-from .threads import cores_of
+from .devices.placement import device_of
+from .devices.threads import cores_of
+from .sampling.sampling_params import check_integer, check_number
+from .sync.policy import Policy
 
 DEFAULT_KV_TOKENS = 32768
 MODES = ("ar", "sd", "ssd", "auto")

@@ -4,10 +4,10 @@ its outcomes, all of them nodes behind one prefix."""
 import numpy as np
 import torch
 
-from .drafting import DraftRunner, Rows
-from .echo import Echo
+from ..drafting.context_lookup import Echo
+from ..drafting.draft_runner import DraftRunner, Rows
+from ..engine.tree import Tree
 from .fan_out import RANKS
-from .tree import Tree
 
 
 class Forest:

@@ -13,12 +13,12 @@ import torch
 
 from ssd.model.batch import Batch
 
-from .candidates import Coupled
-from .device import place_of
-from .drafting import DraftRunner, Rows
-from .policy import Policy
-from .sampling_params import SamplingParams
-from .threads import bind
+from ..devices.placement import place_of
+from ..devices.threads import bind
+from ..drafting.draft_runner import DraftRunner, Rows
+from ..drafting.draft_sampling import Coupled
+from ..sampling.sampling_params import SamplingParams
+from ..sync.policy import Policy
 
 log = logging.getLogger(__name__)
 ROWS, PREFIX, REPEATS = (1, 5, 12), 128, 6

@@ -7,12 +7,12 @@ import torch
 from ssd import kernels
 from ssd.model.kv_cache import BlockAllocator
 
-from .device import CPU, Place
+from ..devices.placement import CPU, Place
+from ..sampling.logits_processors import shape, trim
+from ..sampling.logprobs import logprobs_of
+from .batch_buffers import RowBuffer
 from .features import Features
-from .logits import shape, trim
-from .logprobs import logprobs_of
 from .metrics import Metrics
-from .rows import RowBuffer
 from .scheduler import Scheduler, Work
 from .sequence import Sequence
 

@@ -7,10 +7,10 @@ import torch
 from ssd import kernels
 from ssd.kernels import Kind, Verified
 
-from .features import Features
+from ..engine.features import Features
+from ..engine.scheduler import Work
+from ..engine.tree import Tree
 from .policy import Policy, Record
-from .scheduler import Work
-from .tree import Tree
 
 
 class Speculator:

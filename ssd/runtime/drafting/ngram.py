@@ -6,7 +6,7 @@ import torch
 
 from ssd.kernels import Kind, SuffixAutomaton
 
-from .tree import Tree
+from ..engine.tree import Tree
 
 
 class Text:

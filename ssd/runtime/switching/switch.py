@@ -2,8 +2,8 @@
 
 from time import perf_counter
 
-from .features import Features, columns
-from .policy import Mean
+from ..engine.features import Features, columns
+from ..sync.policy import Mean
 
 
 class Several:

@@ -11,12 +11,12 @@ from ssd import kernels
 from ssd.model.batch import Batch
 from ssd.model.draft import Draft
 
-from .candidates import Candidates
-from .device import CPU, Place, array
-from .echo import Echo
-from .features import Features
-from .logits import shape_draft
-from .tree import Tree, words
+from ..devices.placement import CPU, Place, array
+from ..engine.features import Features
+from ..engine.tree import Tree, words
+from ..sampling.logits_processors import shape_draft
+from .context_lookup import Echo
+from .draft_sampling import Candidates
 
 
 class State:

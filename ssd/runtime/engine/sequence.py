@@ -5,10 +5,10 @@ from hashlib import blake2b
 
 import numpy as np
 
-from .logits import shapers_of
-from .logprobs import Logprobs
-from .sampling_params import SamplingParams
-from .text import TextStream
+from ..sampling.logits_processors import shapers_of
+from ..sampling.logprobs import Logprobs
+from ..sampling.sampling_params import SamplingParams
+from ..sampling.text_stream import TextStream
 
 
 @dataclass(eq=False)

@@ -10,15 +10,15 @@ import torch
 
 from ssd.kernels import Kind, Verified
 
+from ..engine.features import Features
+from ..engine.metrics import Recoveries
+from ..engine.scheduler import Work
+from ..engine.tree import Tree
+from ..sync.policy import Mean
+from ..sync.speculator import verify_by_rejection, verify_coupled
 from .draft_lane import DraftLane, Request
-from .features import Features
-from .keeper import Keeper
-from .metrics import Recoveries
-from .policy import Mean
-from .scheduler import Work
 from .speculation_cache import Matched, SpeculationCache
-from .speculator import verify_by_rejection, verify_coupled
-from .tree import Tree
+from .supervisor import Keeper
 
 
 class Lanes:

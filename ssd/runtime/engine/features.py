@@ -6,7 +6,7 @@ import torch
 
 from ssd.model import memory
 
-from .device import CPU
+from ..devices.placement import CPU
 
 
 class Features:

@@ -3,21 +3,21 @@
 from ssd.model.draft import Draft
 from ssd.model.hub import cache_folder
 
-from .auto import Auto
-from .candidates import Coupled, Sampled
-from .clock import Clock
-from .costs import costs_of, kept, pair
-from .device import device_of, place_of
-from .draft_lane import DraftLane
-from .drafting import DraftRunner, ModelProposer
-from .fan_out import FanOut
-from .lanes import Lanes
-from .ngram import NgramProposer
+from .devices.placement import device_of, place_of
+from .devices.threads import CORES, cores_of
+from .drafting.draft_runner import DraftRunner, ModelProposer
+from .drafting.draft_sampling import Coupled, Sampled
+from .drafting.ngram import NgramProposer
+from .lanes.branch_budget import Clock
+from .lanes.draft_lane import DraftLane
+from .lanes.fan_out import FanOut
+from .lanes.speculation_cache import SpeculationCache
+from .lanes.verify_lane import Lanes
 from .options import EngineOptions, SpeculationOptions
-from .several import Backup
-from .speculation_cache import SpeculationCache
-from .speculator import Speculator
-from .threads import CORES, cores_of
+from .switching.auto import Auto
+from .switching.measure import costs_of, kept, pair
+from .switching.switch import Backup
+from .sync.speculator import Speculator
 
 DRAFT_DTYPE = "int8"  # the fastest at few rows; no token depends on it
 

@@ -1,9 +1,9 @@
 """The mode that picks the others: predicts what each would give, runs the best, and changes its mind between rounds."""
 
-from .costs import Costs
-from .policy import Mean
-from .several import Several
-from .threads import bind
+from ..devices.threads import bind
+from ..sync.policy import Mean
+from .measure import Costs
+from .switch import Several
 
 EVERY = 24  # rounds between two decisions
 MARGIN = 1.08  # by which another mode must be better

@@ -9,12 +9,12 @@ import torch
 
 from ssd.kernels import Kind
 
-from .clock import FIRST, Clock
-from .drafting import DraftRunner, Rows
+from ..drafting.draft_runner import DraftRunner, Rows
+from ..engine.tree import Tree
+from .branch_budget import FIRST, Clock
 from .fan_out import RANKS, FanOut
 from .forest import Forest
 from .speculation_cache import Outcome, SpeculationCache, key
-from .tree import Tree
 
 CHUNK = 256  # rows of a prompt in one pass
 WAIT_US = 50_000

@@ -9,7 +9,7 @@ import torch
 from ssd import kernels
 from ssd.kernels import Kind
 
-from .device import CPU, Place, array
+from ..devices.placement import CPU, Place, array
 
 RANKED = 4  # candidates that a confidence is measured among
 

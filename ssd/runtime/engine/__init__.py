@@ -1,0 +1,1 @@
+"""The loop and what it works on: sequences, pages, batches, trees and their verification."""

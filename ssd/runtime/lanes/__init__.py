@@ -1,0 +1,1 @@
+"""Mode ssd: the draft prepares speculations for the likely outcomes while the target verifies."""

@@ -1,0 +1,1 @@
+"""One speculator after another: the backup draft, mode auto, and the costs that it decides by."""

@@ -1,0 +1,1 @@
+"""Mode sd: the draft proposes, then the target verifies."""
