@@ -13,7 +13,8 @@ from ssd.model.draft import Draft
 from ssd.model.tokenizer import Tokenizer
 from ssd.runtime import LLM, SamplingParams
 from ssd.runtime.devices.threads import CORES
-from ssd.runtime.switching.measure import ROWS, Costs, Passes, at, costs_of, expected
+from ssd.runtime.switching.cost_model import Costs, at, expected
+from ssd.runtime.switching.measure import ROWS, Passes, costs_of
 from ssd.runtime.sync.policy import Policy, Record
 
 SLOW, FAST = {1: 0.01, 5: 0.012, 12: 0.02}, {1: 0.001, 5: 0.0012, 12: 0.002}

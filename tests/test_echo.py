@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssd.runtime.drafting.context_lookup import KEPT, Echo
-from ssd.runtime.sync.policy import BINS, Calibration
+from ssd.runtime.sync.calibration import BINS, Calibration
 
 
 def by_hand(text, path):

@@ -9,7 +9,7 @@ from test_speculative import KINDS, load
 from ssd.model.tokenizer import Tokenizer
 from ssd.runtime import LLM, SamplingParams
 from ssd.runtime.devices.threads import CORES
-from ssd.runtime.switching.measure import Costs
+from ssd.runtime.switching.cost_model import Costs
 
 COMMON = "Answer in one sentence, and say why it is so: "
 PROMPTS = [COMMON + text for text in ("what is it?", "who?", "when did it begin, and where?", "x" * 20)] + ["alone"]

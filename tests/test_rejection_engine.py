@@ -154,6 +154,7 @@ def test_what_an_ngram_proposes_against_the_grammar_is_left_out(target, changed)
 
 def test_a_planted_bias_is_found(target, exact, tmp_path, monkeypatch):
     """The draft's own choice dropped where its probability is small, as pruning by confidence would do."""
+    from ssd.runtime.drafting import draft_sampling
 
     best = draft_sampling.Sampled.best
 

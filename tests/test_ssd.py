@@ -269,7 +269,7 @@ def test_the_larger_draft_is_tried_where_the_first_brings_little_and_left_where_
 ):
     from draft_helpers import write_draft
 
-    from ssd.runtime.switching.switch import Backup
+    from ssd.runtime.switching.backup_draft import Backup
 
     monkeypatch.setattr(Backup, "WINDOW", 4)
     weak = Draft.load(write_draft(tmp_path / "weak", layers=layers), tiny_target, "bf16")
@@ -302,7 +302,7 @@ def test_drafts_that_change_at_any_round_leave_the_lanes_sound(
 
     from draft_helpers import write_draft
 
-    from ssd.runtime.switching.switch import Backup
+    from ssd.runtime.switching.backup_draft import Backup
 
     chance = random.Random(seed)
 
@@ -329,7 +329,7 @@ def test_the_larger_draft_stays_while_it_gives_more_tokens_a_second():
     from time import perf_counter
     from types import SimpleNamespace
 
-    from ssd.runtime.switching.switch import Backup
+    from ssd.runtime.switching.backup_draft import Backup
 
     def window(tokens, length):  # a window of rounds that took a second
         both.rounds, both.tokens, both.began = Backup.WINDOW, tokens, perf_counter() - 1.0

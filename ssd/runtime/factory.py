@@ -3,9 +3,10 @@
 from ssd.model.draft import Draft
 from ssd.model.hub import cache_folder
 
+from .cache_files import kept, pair
 from .devices.placement import device_of, place_of
 from .devices.threads import CORES, cores_of
-from .drafting.draft_runner import DraftRunner, ModelProposer
+from .drafting.draft_runner import DraftRunner
 from .drafting.draft_sampling import Coupled, Sampled
 from .drafting.ngram import NgramProposer
 from .lanes.branch_budget import Clock
@@ -15,8 +16,9 @@ from .lanes.speculation_cache import SpeculationCache
 from .lanes.verify_lane import Lanes
 from .options import EngineOptions, SpeculationOptions
 from .switching.auto import Auto
-from .switching.measure import costs_of, kept, pair
-from .switching.switch import Backup
+from .switching.backup_draft import Backup
+from .switching.measure import costs_of
+from .sync.model_proposer import ModelProposer
 from .sync.speculator import Speculator
 
 DRAFT_DTYPE = "int8"  # the fastest at few rows; no token depends on it

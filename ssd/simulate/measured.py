@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import simpy
 
-from ssd.runtime.switching.measure import at
+from ssd.runtime.switching.cost_model import at
 
 from .lanes import Plan, Replica, Sequence, Steady, Tally, simulate
 from .statistics import read

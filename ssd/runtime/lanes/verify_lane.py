@@ -14,8 +14,8 @@ from ..engine.features import Features
 from ..engine.metrics import Recoveries
 from ..engine.scheduler import Work
 from ..engine.tree import Tree
-from ..sync.policy import Mean
-from ..sync.speculator import verify_by_rejection, verify_coupled
+from ..engine.verify import verify_by_rejection, verify_coupled
+from ..moving_average import Mean
 from .draft_lane import DraftLane, Request
 from .speculation_cache import Matched, SpeculationCache
 from .supervisor import Keeper

@@ -1,8 +1,8 @@
 """The mode that picks the others: predicts what each would give, runs the best, and changes its mind between rounds."""
 
 from ..devices.threads import bind
-from ..sync.policy import Mean
-from .measure import Costs
+from ..moving_average import Mean
+from .cost_model import Costs
 from .switch import Several
 
 EVERY = 24  # rounds between two decisions

@@ -1,10 +1,9 @@
 """What a pass of target and draft costs on the cores at hand, measured once, and the speed that follows from it."""
 
-import hashlib
 import json
 import logging
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 from types import SimpleNamespace
@@ -13,61 +12,19 @@ import torch
 
 from ssd.model.batch import Batch
 
+from ..cache_files import kept, machine, pair
 from ..devices.placement import place_of
 from ..devices.threads import bind
 from ..drafting.draft_runner import DraftRunner, Rows
 from ..drafting.draft_sampling import Coupled
 from ..sampling.sampling_params import SamplingParams
 from ..sync.policy import Policy
+from .cost_model import Costs
 
 log = logging.getLogger(__name__)
 ROWS, PREFIX, REPEATS = (1, 5, 12), 128, 6
 STEPS = 3  # of a draft in a round, about
 CHANGED = 1.4  # times as long or as short: then all is measured again
-LONGEST = 8  # tokens of a branch that the formulas try
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Seconds of a pass by its rows. together: target and draft on all cores, one after the other; apart: the target
-    on its cores while the draft works on its own, and the draft there."""
-
-    target_together: dict[int, float]
-    draft_together: dict[int, float]
-    target_apart: dict[int, float]
-    draft_apart: dict[int, float]
-
-    def sd(self, acceptance: float, sequences: int = 1) -> float:
-        """Tokens a second of a sequence by synchronous speculation, at the best length of a chain, none included."""
-        t, d = self.target_together, self.draft_together
-        return max(
-            expected(acceptance, k) / (at(t, sequences * (k + 1)) + k * at(d, sequences)) for k in range(LONGEST + 1)
-        )
-
-    def ssd(self, acceptance: float, hit_rate: float, depth: int, branches: int, sequences: int = 1) -> float:
-        """The same with two lanes (arXiv 2603.03251, theorem 7) at the best length up to depth: a miss is drafted again
-        while the target waits."""
-        t, d = self.target_apart, self.draft_apart
-
-        def speed(k: int) -> float:
-            draft = (k + 1) * at(d, branches)
-            retry = (1 - hit_rate) * k * at(d, sequences)
-            return expected(acceptance, k) / (max(at(t, sequences * (k + 1)), draft) + retry)
-
-        return max(map(speed, range(1, depth + 1)))
-
-
-def expected(acceptance: float, k: int) -> float:
-    """Tokens of a round with a chain of k, each accepted with that chance after those before it."""
-    return sum(acceptance**i for i in range(k + 1))
-
-
-def at(times: dict[int, float], rows: int) -> float:
-    """Linear between the rows that were measured, and beyond them."""
-    known = sorted(times)
-    i = next((i for i in range(1, len(known) - 1) if rows <= known[i]), len(known) - 1)
-    a, b = known[i - 1], known[i]
-    return max(times[a] + (times[b] - times[a]) * (rows - a) / (b - a), 1e-9)
 
 
 def prefix_of(model) -> int:
@@ -154,24 +111,6 @@ def measure(target, draft, together, verify, drafting, repeats: int = REPEATS, o
         thread.join()
         bind(together)
     return Costs(*first, apart, other)
-
-
-def kept(folder: Path, kind: str, *what) -> Path:
-    """The file of a folder that keeps what was learnt of `what`, whatever can be told by its representation."""
-    return folder / f"{kind}-{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}.json"
-
-
-def machine() -> tuple:
-    """The CPU, the instruction set in use, and GPUs."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return next((line for line in lines if line.startswith("model name")), ""), torch.ops.ssd.isa(), *gpus
-
-
-def pair(target, draft) -> tuple:
-    """What tells two models apart from others, as far as their speed and their likeness go."""
-    return str(target.config), target.dtype, str(draft.config), draft.vocab, draft.feature_layers
 
 
 def stands(costs: Costs, target, together) -> bool:

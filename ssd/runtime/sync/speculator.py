@@ -2,14 +2,12 @@
 
 from time import perf_counter
 
-import torch
-
-from ssd import kernels
-from ssd.kernels import Kind, Verified
+from ssd.kernels import Verified
 
 from ..engine.features import Features
 from ..engine.scheduler import Work
 from ..engine.tree import Tree
+from ..engine.verify import verify_by_rejection, verify_coupled
 from .policy import Policy, Record
 
 
@@ -106,23 +104,3 @@ class Speculator:
     def release(self, sequence) -> None:
         self.records.pop(sequence, None)
         self.proposer.release(sequence)
-
-
-def verify_coupled(logits, verification, sampling, place) -> Verified:
-    """The operator of that name where the logits are, its results in host memory."""
-    *arguments, logprobs = *verification, *sampling
-    return Verified(*place.get(*kernels.verify_coupled(logits, *place.put(*arguments), logprobs)))
-
-
-def verify_by_rejection(plan, trees, logits, verification, sampling, ids) -> Verified:
-    """verify_rejection of trees that carry their kind and their q. ids: the target's id of each entry of q."""
-    places = [i for i, work in enumerate(plan) if work.samples]
-    kinds = [trees[i].kind if trees[i] else Kind.DETERMINISTIC for i in places]
-    q = None
-    if any(kind == Kind.SAMPLED for kind in kinds):
-        q = torch.zeros_like(logits)
-        for i, first in zip(places, verification.row_offsets.tolist(), strict=False):
-            for node, row in (trees[i].q if trees[i] else {}).items():
-                if node < len(trees[i]):
-                    q[first + 1 + node].scatter_(0, torch.arange(len(row)) if ids is None else ids, row)
-    return kernels.verify_rejection(logits, *verification, torch.tensor(kinds, dtype=torch.int8), q, *sampling)

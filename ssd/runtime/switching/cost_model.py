@@ -1,0 +1,48 @@
+"""What a pass costs by its rows, and the speed that follows from it."""
+
+from dataclasses import dataclass
+
+LONGEST = 8  # tokens of a branch that the formulas try
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds of a pass by its rows. together: target and draft on all cores, one after the other; apart: the target
+    on its cores while the draft works on its own, and the draft there."""
+
+    target_together: dict[int, float]
+    draft_together: dict[int, float]
+    target_apart: dict[int, float]
+    draft_apart: dict[int, float]
+
+    def sd(self, acceptance: float, sequences: int = 1) -> float:
+        """Tokens a second of a sequence by synchronous speculation, at the best length of a chain, none included."""
+        t, d = self.target_together, self.draft_together
+        return max(
+            expected(acceptance, k) / (at(t, sequences * (k + 1)) + k * at(d, sequences)) for k in range(LONGEST + 1)
+        )
+
+    def ssd(self, acceptance: float, hit_rate: float, depth: int, branches: int, sequences: int = 1) -> float:
+        """The same with two lanes (arXiv 2603.03251, theorem 7) at the best length up to depth: a miss is drafted again
+        while the target waits."""
+        t, d = self.target_apart, self.draft_apart
+
+        def speed(k: int) -> float:
+            draft = (k + 1) * at(d, branches)
+            retry = (1 - hit_rate) * k * at(d, sequences)
+            return expected(acceptance, k) / (max(at(t, sequences * (k + 1)), draft) + retry)
+
+        return max(map(speed, range(1, depth + 1)))
+
+
+def expected(acceptance: float, k: int) -> float:
+    """Tokens of a round with a chain of k, each accepted with that chance after those before it."""
+    return sum(acceptance**i for i in range(k + 1))
+
+
+def at(times: dict[int, float], rows: int) -> float:
+    """Linear between the rows that were measured, and beyond them."""
+    known = sorted(times)
+    i = next((i for i in range(1, len(known) - 1) if rows <= known[i]), len(known) - 1)
+    a, b = known[i - 1], known[i]
+    return max(times[a] + (times[b] - times[a]) * (rows - a) / (b - a), 1e-9)
