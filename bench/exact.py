@@ -53,7 +53,7 @@ def shape_of(text: str) -> dict:
 def delay_lanes(chance: random.Random) -> None:
     """From now on lanes of this process sleep at random before steps that the other one may wait for."""
     from ssd.runtime.lanes.draft_lane import DraftLane
-    from ssd.runtime.lanes.verify_lane import Lanes
+    from ssd.runtime.lanes.verify_lane import VerifyLane
 
     def delayed(method):
         def call(*args, **more):
@@ -62,7 +62,7 @@ def delay_lanes(chance: random.Random) -> None:
 
         return call
 
-    for owner, names in ((DraftLane, ("compute", "take", "write")), (Lanes, ("propose", "observe", "_take"))):
+    for owner, names in ((DraftLane, ("compute", "take", "write")), (VerifyLane, ("propose", "observe", "_take"))):
         for name in names:
             setattr(owner, name, delayed(getattr(owner, name)))
 

@@ -10,7 +10,7 @@ from ssd.model.llama import Llama
 from ssd.model.tokenizer import Tokenizer
 from ssd.runtime import LLM
 from ssd.runtime.devices import placement as devices
-from ssd.runtime.devices.placement import Place, device_of
+from ssd.runtime.devices.placement import Placement, device_of
 
 
 class There(torch.Tensor):
@@ -38,7 +38,7 @@ def tensors(x):
         yield from tensors(list(x.values()))
 
 
-class Elsewhere(Place):
+class Elsewhere(Placement):
     """`entered` and the stream are what the runtime must have asked for before it computes."""
 
     def __init__(self, device="cpu", cores=None):
@@ -111,13 +111,14 @@ def test_tokens_are_the_same_elsewhere(kind, mode, draft_too, tiny_folder, tiny_
     if draft_too:
         elsewhere(draft)
 
-    monkeypatch.setattr("ssd.runtime.llm.place_of", lambda model, cores: Elsewhere(cores=cores))
+    monkeypatch.setattr("ssd.runtime.llm.placement_of", lambda model, cores: Elsewhere(cores=cores))
     monkeypatch.setattr(
-        "ssd.runtime.factory.place_of", lambda model, cores=None: Elsewhere() if draft_too else Place("cpu", cores)
+        "ssd.runtime.factory.placement_of",
+        lambda model, cores=None: Elsewhere() if draft_too else Placement("cpu", cores),
     )
     monkeypatch.setattr(
-        "ssd.runtime.switching.measure.place_of",
-        lambda model: Elsewhere() if isinstance(model.cos, There) else Place("cpu"),
+        "ssd.runtime.switching.measure.placement_of",
+        lambda model: Elsewhere() if isinstance(model.cos, There) else Placement("cpu"),
     )
     how = {"mode": "ssd", "lockstep": True} if mode == "lockstep" else {"mode": mode}
     llm = LLM.from_model(target, Tokenizer(tiny_folder), draft=draft, seed=3, **how)
@@ -134,8 +135,8 @@ def test_rejection_is_the_same_elsewhere(tiny_folder, tiny_target, tmp_path, mon
     draft = load("independent", tiny_folder, tmp_path, tiny_target, "bf16")
     options = {"mode": "sd", "k": 3, "seed": 3, "verify": "rejection", "threads": 1}
     here = answers(LLM.from_model(tiny_target, Tokenizer(tiny_folder), draft=draft, **options))
-    monkeypatch.setattr("ssd.runtime.llm.place_of", lambda model, cores: Elsewhere(cores=cores))
-    monkeypatch.setattr("ssd.runtime.factory.place_of", lambda model, cores=None: Elsewhere())
+    monkeypatch.setattr("ssd.runtime.llm.placement_of", lambda model, cores: Elsewhere(cores=cores))
+    monkeypatch.setattr("ssd.runtime.factory.placement_of", lambda model, cores=None: Elsewhere())
     target = elsewhere(Llama.load(tiny_folder, "bf16"))
     assert answers(LLM.from_model(target, Tokenizer(tiny_folder), draft=elsewhere(draft), **options)) == here
 
@@ -170,7 +171,7 @@ def test_speculation_changes_nothing_on_a_gpu(kind, mode, draft_device, tiny_fol
 @pytest.mark.gpu
 def test_one_transfer_carries_all_and_back():
     given = [torch.arange(5, dtype=torch.int32), None, torch.randn(3, 7), torch.zeros(0, dtype=torch.int64)]
-    place = Place("cuda")
+    place = Placement("cuda")
     with place.stream():
         there = place.put(*given)
         assert there[1] is None and all(t.is_cuda for t in there if t is not None)

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssd.runtime.drafting.context_lookup import KEPT, Echo
+from ssd.runtime.drafting.context_lookup import KEPT, ContextLookup
 from ssd.runtime.sync.calibration import BINS, Calibration
 
 
@@ -24,7 +24,7 @@ def by_hand(text, path):
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.integers(0, 4), max_size=30), st.lists(st.integers(0, 4), max_size=3), st.lists(st.integers(0, 30)))
 def test_the_index_is_what_a_search_finds_however_the_text_came(text, path, cuts):
-    echo, ends = Echo(), sorted({min(c, len(text)) for c in cuts} | {len(text)})
+    echo, ends = ContextLookup(), sorted({min(c, len(text)) for c in cuts} | {len(text)})
     for begin, end in zip([0, *ends], ends, strict=False):
         echo.extend(text[begin:end])
     assert echo.after(path) == by_hand(text, path) and echo.size == len(text)
@@ -54,7 +54,7 @@ def forest(text, flight):
     from ssd.runtime.lanes.forest import Forest
 
     runner = SimpleNamespace(draft=SimpleNamespace(shift=0), own=())
-    request = SimpleNamespace(params=None, seed=0, prompt_len=0, shapers=())
+    request = SimpleNamespace(params=None, seed=0, prompt_len=0, logits_processors=())
     f = Forest(runner, 0, request, np.empty(64, np.int64), None)
     f.restart(text, flight)
     return f

@@ -49,9 +49,9 @@ def test_the_draft_lane_makes_no_difference_either(pair):
 
 
 def test_a_planted_difference_is_found_and_shown(pair, monkeypatch):
-    from ssd.runtime.sync.speculator import Speculator
+    from ssd.runtime.sync.speculator import SyncSpeculator
 
-    verify = Speculator.verify
+    verify = SyncSpeculator.verify
 
     def shifted(self, *args):
         verified = verify(self, *args)
@@ -59,7 +59,7 @@ def test_a_planted_difference_is_found_and_shown(pair, monkeypatch):
         verified.emitted[at, verified.accepted[at]] ^= 1  # the bonus token behind the longest path
         return verified
 
-    monkeypatch.setattr(Speculator, "verify", shifted)
+    monkeypatch.setattr(SyncSpeculator, "verify", shifted)
     code, report = run(pair, "--dtypes", "bf16", "--batches", "1", "--shapes", "3", "--temperatures", "0")
     first = report["first_difference"]
     assert code == 1 and report["differences"] > 0

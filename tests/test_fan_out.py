@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ssd.runtime.lanes.branch_budget import Clock
+from ssd.runtime.lanes.branch_budget import BranchBudget
 from ssd.runtime.lanes.fan_out import DEPTHS, RANKS, FanOut
 
 CHAIN = ([1, 2, 3, 4], [-1, 0, 1, 2])
@@ -75,7 +75,7 @@ def after(clock, rounds, in_time, accept=(0.9,) * 16):
 
 
 def test_the_clock_prepares_for_fewer_outcomes_first_then_shorter_branches_and_back():
-    clock = Clock(12, 7, adapts=True)
+    clock = BranchBudget(12, 7, adapts=True)
     assert (clock.outcomes, clock.depth) == (12, 4)
     assert after(clock, 1, False) == (9, 4)
     assert after(clock, 6, False) == (3, 4)
@@ -85,8 +85,8 @@ def test_the_clock_prepares_for_fewer_outcomes_first_then_shorter_branches_and_b
 
 
 def test_branches_grow_no_longer_than_they_are_useful():
-    assert after(Clock(12, 7, adapts=True), 80, True, [0.5] * 16) == (12, 3)  # 0.5^4 < 0.1 < 0.5^3
-    assert after(Clock(12, 7, adapts=True), 80, True, [0.1] * 16) == (12, 2)
-    assert after(Clock(12, 5, adapts=False), 80, True) == (12, 5)
-    assert after(Clock(12, 5, adapts=False), 80, False) == (3, 5)
-    assert after(Clock(2, 1, adapts=True), 80, True) == (2, 1)
+    assert after(BranchBudget(12, 7, adapts=True), 80, True, [0.5] * 16) == (12, 3)  # 0.5^4 < 0.1 < 0.5^3
+    assert after(BranchBudget(12, 7, adapts=True), 80, True, [0.1] * 16) == (12, 2)
+    assert after(BranchBudget(12, 5, adapts=False), 80, True) == (12, 5)
+    assert after(BranchBudget(12, 5, adapts=False), 80, False) == (3, 5)
+    assert after(BranchBudget(2, 1, adapts=True), 80, True) == (2, 1)

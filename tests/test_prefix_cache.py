@@ -14,7 +14,7 @@ from ssd.runtime import LLM, Engine, SamplingParams
 from ssd.runtime.engine.sequence import Sequence
 from ssd.runtime.sampling.text_stream import TextStream
 from ssd.runtime.sync.policy import Policy
-from ssd.runtime.sync.speculator import Speculator
+from ssd.runtime.sync.speculator import SyncSpeculator
 
 PAGE_SIZE, NODES = 4, 5
 POOL = [list(range(10, 34)), [*range(10, 22), *range(40, 60)]]  # beginnings that prompts share
@@ -30,7 +30,8 @@ class Checked:
         sizes = {"max_batch": 4, "max_model_len": 128, "kv_tokens": 512, "prefill_chunk": 16} | sizes
         self.engine = Engine(
             model, kernels.sample, model.config.eos_token_ids, page_size=PAGE_SIZE,
-            speculator=Speculator(proposer, policy) if speculate else None, nodes=NODES if speculate else 0, **sizes,
+            speculator=SyncSpeculator(proposer, policy) if speculate else None, nodes=NODES if speculate else 0,
+            **sizes,
         )  # fmt: skip
         self.proposer, self.alive, self.prefixes = proposer, [], {}
         allocate = self.engine.allocator.allocate

@@ -156,13 +156,13 @@ def test_a_planted_bias_is_found(target, exact, tmp_path, monkeypatch):
     """The draft's own choice dropped where its probability is small, as pruning by confidence would do."""
     from ssd.runtime.drafting import draft_sampling
 
-    best = draft_sampling.Sampled.best
+    best = draft_sampling.RejectionSampler.candidates
 
     def pruned(self, *args):
         found = best(self, *args)
         chosen = [[t if found.q[i, t] > 0.25 else -1 for t in row] for i, row in enumerate(found.tokens)]
         return found._replace(tokens=chosen)
 
-    monkeypatch.setattr(draft_sampling.Sampled, "best", pruned)
+    monkeypatch.setattr(draft_sampling.RejectionSampler, "candidates", pruned)
     draft = Draft.load(write_draft(tmp_path / "d", depth=1, **SMALL), target, "fp32")
     assert significance(target, exact, draft, k=2) < 1e-6

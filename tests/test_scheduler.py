@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from ssd.model.kv_cache import BlockAllocator
 from ssd.runtime import SamplingParams
-from ssd.runtime.engine.batch_buffers import RowBuffer
+from ssd.runtime.engine.batch_buffers import BatchBuffers
 from ssd.runtime.engine.scheduler import Scheduler
 from ssd.runtime.engine.sequence import Sequence
 from ssd.runtime.sampling.text_stream import TextStream
@@ -35,7 +35,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         super().__init__()
         self.allocator = BlockAllocator(PAGES)
         self.scheduler = Scheduler(self.allocator, PAGE_SIZE, BATCH, CHUNK, NODES)
-        self.rows = RowBuffer(BATCH, BATCH + CHUNK, PAGES, PAGE_SIZE)
+        self.rows = BatchBuffers(BATCH, BATCH + CHUNK, PAGES, PAGE_SIZE)
         self.memory = np.full(PAGES * PAGE_SIZE, -1)
         self.alive, self.got = [], {}  # in order of arrival; tokens that each has been given
 

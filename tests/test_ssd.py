@@ -241,7 +241,7 @@ def test_delays_in_both_lanes_change_no_token(kind, seed, tiny_folder, tiny_targ
     import random
     import time
 
-    from ssd.runtime.lanes.verify_lane import Lanes
+    from ssd.runtime.lanes.verify_lane import VerifyLane
 
     chance = random.Random(seed)
 
@@ -252,7 +252,7 @@ def test_delays_in_both_lanes_change_no_token(kind, seed, tiny_folder, tiny_targ
 
         return call
 
-    for owner, names in ((DraftLane, ("compute", "take", "write")), (Lanes, ("propose", "observe", "_take"))):
+    for owner, names in ((DraftLane, ("compute", "take", "write")), (VerifyLane, ("propose", "observe", "_take"))):
         for name in names:
             monkeypatch.setattr(owner, name, delayed(getattr(owner, name)))
     draft = load(kind, tiny_folder, tmp_path, tiny_target, "bf16")
@@ -269,9 +269,9 @@ def test_the_larger_draft_is_tried_where_the_first_brings_little_and_left_where_
 ):
     from draft_helpers import write_draft
 
-    from ssd.runtime.switching.backup_draft import Backup
+    from ssd.runtime.switching.backup_draft import BackupDraft
 
-    monkeypatch.setattr(Backup, "WINDOW", 4)
+    monkeypatch.setattr(BackupDraft, "WINDOW", 4)
     weak = Draft.load(write_draft(tmp_path / "weak", layers=layers), tiny_target, "bf16")
     strong = Draft.load(write_draft(tmp_path / "strong", layers=[0, 2]), tiny_target, "bf16")
     llm = LLM.from_model(
@@ -302,7 +302,7 @@ def test_drafts_that_change_at_any_round_leave_the_lanes_sound(
 
     from draft_helpers import write_draft
 
-    from ssd.runtime.switching.backup_draft import Backup
+    from ssd.runtime.switching.backup_draft import BackupDraft
 
     chance = random.Random(seed)
 
@@ -311,9 +311,9 @@ def test_drafts_that_change_at_any_round_leave_the_lanes_sound(
             self.switch("backup" if self.mode == "draft" else "draft")
         self.rounds = self.tokens = 0
 
-    monkeypatch.setattr(Backup, "WINDOW", 1)
-    monkeypatch.setattr("ssd.runtime.lanes.verify_lane.Lanes._worth_asking", lambda self: True)
-    monkeypatch.setattr(Backup, "_decide", decide)
+    monkeypatch.setattr(BackupDraft, "WINDOW", 1)
+    monkeypatch.setattr("ssd.runtime.lanes.verify_lane.VerifyLane._worth_asking", lambda self: True)
+    monkeypatch.setattr(BackupDraft, "_decide", decide)
     weak, strong = (
         Draft.load(write_draft(tmp_path / str(layers), layers=layers), tiny_target, "bf16")
         for layers in ([1, 2], [0, 2])
@@ -329,19 +329,19 @@ def test_the_larger_draft_stays_while_it_gives_more_tokens_a_second():
     from time import perf_counter
     from types import SimpleNamespace
 
-    from ssd.runtime.switching.backup_draft import Backup
+    from ssd.runtime.switching.backup_draft import BackupDraft
 
     def window(tokens, length):  # a window of rounds that took a second
-        both.rounds, both.tokens, both.began = Backup.WINDOW, tokens, perf_counter() - 1.0
+        both.rounds, both.tokens, both.began = BackupDraft.WINDOW, tokens, perf_counter() - 1.0
         both._decide(length)
         return both.mode
 
     parts = [SimpleNamespace(layers=(), rejection=False, pause=lambda: None, trace=None) for _ in range(2)]
-    both = Backup(*parts)
+    both = BackupDraft(*parts)
     assert window(90, 1.9) == "draft"  # it brings enough
     assert window(60, 1.2) == "backup"
     assert window(100, 2.2) == "backup" and window(100, 2.2) == "backup"
-    assert window(20, 1.1) == "draft" and both.rest == Backup.REST
+    assert window(20, 1.1) == "draft" and both.rest == BackupDraft.REST
     assert [window(60, 1.2) for _ in range(11)] == ["draft"] * 10 + ["backup"]  # after 512 rounds
     assert len(both.switched) == 3
 

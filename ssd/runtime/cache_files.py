@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 
-def kept(folder: Path, kind: str, *what) -> Path:
+def cache_file(folder: Path, kind: str, *what) -> Path:
     """The file of a folder that keeps what was learnt of `what`, whatever can be told by its representation."""
     return folder / f"{kind}-{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}.json"
 
@@ -19,6 +19,6 @@ def machine() -> tuple:
     return next((line for line in lines if line.startswith("model name")), ""), torch.ops.ssd.isa(), *gpus
 
 
-def pair(target, draft) -> tuple:
+def pair_key(target, draft) -> tuple:
     """What tells two models apart from others, as far as their speed and their likeness go."""
     return str(target.config), target.dtype, str(draft.config), draft.vocab, draft.feature_layers

@@ -3,23 +3,23 @@
 from ssd.model.draft import Draft
 from ssd.model.hub import cache_folder
 
-from .cache_files import kept, pair
-from .devices.placement import device_of, place_of
+from .cache_files import cache_file, pair_key
+from .devices.placement import device_of, placement_of
 from .devices.threads import CORES, cores_of
 from .drafting.draft_runner import DraftRunner
-from .drafting.draft_sampling import Coupled, Sampled
+from .drafting.draft_sampling import CoupledSampler, RejectionSampler
 from .drafting.ngram import NgramProposer
-from .lanes.branch_budget import Clock
+from .lanes.branch_budget import BranchBudget
 from .lanes.draft_lane import DraftLane
 from .lanes.fan_out import FanOut
 from .lanes.speculation_cache import SpeculationCache
-from .lanes.verify_lane import Lanes
+from .lanes.verify_lane import VerifyLane
 from .options import EngineOptions, SpeculationOptions
-from .switching.auto import Auto
-from .switching.backup_draft import Backup
+from .switching.auto import AutoMode
+from .switching.backup_draft import BackupDraft
 from .switching.measure import costs_of
 from .sync.model_proposer import ModelProposer
-from .sync.speculator import Speculator
+from .sync.speculator import SyncSpeculator
 
 DRAFT_DTYPE = "int8"  # the fastest at few rows; no token depends on it
 
@@ -91,52 +91,64 @@ def make_speculator(speculation: SpeculationOptions, options: EngineOptions, dra
     costs = costs_of(model, draft, together, apart, drafting, cache_folder())
     lanes = make_lanes(speculation, options, draft, backup, model, max_len)
     cores = {"sd": together, "ssd": apart}
-    return Auto(sd, lanes, costs, cores, depth=speculation.depth, branches=speculation.outcomes)
+    return AutoMode(sd, lanes, costs, cores, depth=speculation.depth, branches=speculation.outcomes)
 
 
-def make_rule(speculation: SpeculationOptions) -> Coupled | Sampled:
-    return Sampled(speculation.saguaro) if speculation.verify == "rejection" else Coupled()
+def make_sampler(speculation: SpeculationOptions) -> CoupledSampler | RejectionSampler:
+    return RejectionSampler(speculation.saguaro) if speculation.verify == "rejection" else CoupledSampler()
 
 
-def make_sd(speculation: SpeculationOptions, options: EngineOptions, draft, model, max_len: int) -> Speculator:
+def make_sd(speculation: SpeculationOptions, options: EngineOptions, draft, model, max_len: int) -> SyncSpeculator:
     policy = speculation.policy(3 if model.device.type == "cpu" else 1)  # tensor cores: chains are exact to the bit
     rejection = speculation.verify == "rejection"
     if draft == "ngram":
         proposer = NgramProposer()
     else:
         proposer = ModelProposer(
-            draft, make_rule(speculation), max_batch=options.max_batch, max_len=max_len, nodes=policy.nodes,
-            place=place_of(draft),
+            draft, make_sampler(speculation), max_batch=options.max_batch, max_len=max_len, nodes=policy.nodes,
+            placement=placement_of(draft),
         )  # fmt: skip
-    return Speculator(proposer, policy, rejection)
+    return SyncSpeculator(proposer, policy, rejection)
 
 
-def make_lanes(speculation, options, draft: Draft, backup: Draft | None, model, max_len: int) -> Lanes | Backup:
+def make_lanes(
+    speculation, options, draft: Draft, backup: Draft | None, model, max_len: int
+) -> VerifyLane | BackupDraft:
     first = lanes_of(speculation, options, draft, model, max_len)
-    return Backup(first, lanes_of(speculation, options, backup, model, max_len)) if backup else first
+    return BackupDraft(first, lanes_of(speculation, options, backup, model, max_len)) if backup else first
 
 
-def lanes_of(speculation: SpeculationOptions, options: EngineOptions, draft: Draft, model, max_len: int) -> Lanes:
+def lanes_of(speculation: SpeculationOptions, options: EngineOptions, draft: Draft, model, max_len: int) -> VerifyLane:
     depth, width, budget = speculation.depth, speculation.width, speculation.outcomes
     nodes, slots = speculation.branch_nodes, options.max_batch
     leaves = speculation.leaves if model.device.type == "cpu" else 0  # tensor cores: chains are exact to the bit
-    own = kept(cache_folder(), "history", pair(model, draft))  # or what came with the draft
+    own = cache_file(cache_folder(), "history", pair_key(model, draft))  # or what came with the draft
     fan_out = FanOut.read([] if speculation.lockstep else [own, draft.folder / "history.json"], speculation.fan_out)
     feature_bytes = 4 * draft.feature_width
-    place, rejection = place_of(draft, draft_cores(speculation, model)), speculation.verify == "rejection"
+    placement, rejection = placement_of(draft, draft_cores(speculation, model)), speculation.verify == "rejection"
 
     def start(requests, wants):
         cache = SpeculationCache(
             slots, budget, nodes, vocab=model.config.vocab_size, log=max_len, feature_bytes=feature_bytes,
             q_width=draft.vocab if rejection else 0,
         )  # fmt: skip
-        runner = DraftRunner(draft, max_batch=slots, max_len=max_len, nodes=nodes + budget * (1 + nodes), place=place)
-        clock = Clock(budget, depth, adapts=not speculation.k)
+        runner = DraftRunner(
+            draft, max_batch=slots, max_len=max_len, nodes=nodes + budget * (1 + nodes), placement=placement
+        )
+        branch_budget = BranchBudget(budget, depth, adapts=not speculation.k)
         return cache, DraftLane(
-            runner, make_rule(speculation), cache, requests, wants, fan_out, clock, width=width, leaves=leaves
+            runner,
+            make_sampler(speculation),
+            cache,
+            requests,
+            wants,
+            fan_out,
+            branch_budget,
+            width=width,
+            leaves=leaves,
         )
 
-    return Lanes(
+    return VerifyLane(
         start, slots=slots, layers=draft.feature_layers, depth=depth,
         vocab=model.config.vocab_size, fallback=NgramProposer(), lockstep=speculation.lockstep,
         rejection=rejection, ids=None if draft.ids is None else draft.ids.cpu(),

@@ -9,7 +9,7 @@ import torch
 from ssd import kernels
 
 from .devices.bandwidth import fraction
-from .devices.placement import device_of, place_of
+from .devices.placement import device_of, placement_of
 from .devices.threads import bind
 from .engine.engine import Engine
 from .engine.metrics import Metrics
@@ -65,7 +65,7 @@ class LLM:
             model, sample, model.config.eos_token_ids, max_batch=options.max_batch, max_model_len=self.max_model_len,
             kv_tokens=kv_tokens, prefill_chunk=options.prefill_chunk, speculator=speculator,
             nodes=speculation.nodes if speculator else 0, prefix_caching=options.prefix_caching,
-            place=place_of(model, verify_cores(speculation, options)),
+            placement=placement_of(model, verify_cores(speculation, options)),
         )  # fmt: skip
         self.grammars = Grammars(tokenizer, self.engine.eos_ids, model.config.vocab_size)
         self._lock = threading.Lock()
@@ -95,13 +95,13 @@ class LLM:
     def bandwidth_fraction(self) -> dict:
         """Share of the memory's read bandwidth that decode passes of target and draft used so far, by the bytes of
         their weights; measures that bandwidth for a second. None: no such passes, or not on the CPU."""
-        m, speculator, cores = self.metrics, self.engine.speculator, self.engine.place.cores
+        m, speculator, cores = self.metrics, self.engine.speculator, self.engine.placement.cores
         draft = speculator.runner if speculator else None
         verify = m.decode_forward_seconds / m.decode_passes if m.decode_passes else None
         out = {"verify": None, "draft": None}
         if draft:
             drafting = draft.seconds / draft.timed if draft.timed else None
-            out["draft"] = fraction(draft.draft, drafting, draft.place.cores or cores)
+            out["draft"] = fraction(draft.draft, drafting, draft.placement.cores or cores)
         out["verify"] = fraction(self.engine.model, verify, cores)  # last: the thread is the verify lane's again
         return out
 
@@ -192,7 +192,7 @@ class LLM:
     def _pass(self) -> None:
         """One pass, in the thread that holds the lock."""
         if not getattr(self._bound, "done", False):
-            self.engine.place.enter()
+            self.engine.placement.enter()
             self._bound.done = True
         self.engine.step()
 
@@ -210,7 +210,7 @@ class LLM:
         for i in range(params.n):
             text = TextStream(self.tokenizer.detokenizer(), params.stop)
             samples.append(Sequence.start(ids, room, params, sample_seed(seed, i), text, i))
-            samples[-1].shapers += filter(None, [self.grammars.start(params)])
+            samples[-1].logits_processors += filter(None, [self.grammars.start(params)])
         return samples
 
     def check(self, params: SamplingParams | None) -> SamplingParams:

@@ -1,7 +1,7 @@
 """An exponential moving average."""
 
 
-class Mean:
+class MovingAverage:
     """Exponential mean; None before the first value, unless it starts somewhere. worth: of how many values the start
     stands for: while these are few, each counts for more than `rate`."""
 

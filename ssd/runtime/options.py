@@ -12,7 +12,8 @@ MODES = ("ar", "sd", "ssd", "auto")
 VERIFY = ("coupled", "rejection")
 BRANCHES = 24
 LEAVES = 2
-LONGEST = 7  # tokens of a speculation that adapts: with the root within one tile of the AVX-512 linear kernels
+# tokens of a speculation that adapts: with the root within one tile of the AVX-512 linear kernels
+LONGEST_SPECULATION = 7
 MAX_NODES = 63  # tokens of a speculation; with the root one mask word
 MAX_ROWS = 512  # nodes of a draft's forest
 
@@ -95,7 +96,7 @@ class SpeculationOptions:
     @property
     def depth(self) -> int:
         """Tokens of a branch that ssd prepares at most."""
-        return self.k or (4 if self.fan_out else LONGEST - self.leaves)
+        return self.k or (4 if self.fan_out else LONGEST_SPECULATION - self.leaves)
 
     @property
     def leaves(self) -> int:
@@ -116,7 +117,7 @@ class SpeculationOptions:
         """Of synchronous speculation. width: children of a node at most, where nothing else is asked for."""
         if self.k:
             return Policy(self.k, self.width, self.k * self.width, adaptive=False)
-        return Policy(depth=LONGEST, width=self.tree_width or width, nodes=LONGEST)
+        return Policy(depth=LONGEST_SPECULATION, width=self.tree_width or width, nodes=LONGEST_SPECULATION)
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ def device_of(name: str, argument: str = "device") -> torch.device:
     return device
 
 
-class Place:
+class Placement:
     """device: of the model that runs there. cores: of the lane's thread where that is the CPU, as bind takes them."""
 
     def __init__(self, device: torch.device | str = "cpu", cores: list[int] | None = None):
@@ -94,9 +94,9 @@ def array(values, dtype=np.int64) -> torch.Tensor:
     return torch.from_numpy(np.array(values, dtype))
 
 
-def place_of(model, cores: list[int] | None = None) -> Place:
+def placement_of(model, cores: list[int] | None = None) -> Placement:
     """Where a lane computes with a model; one that tells no device is on the CPU."""
-    return Place(getattr(model, "device", "cpu"), cores)
+    return Placement(getattr(model, "device", "cpu"), cores)
 
 
-CPU = Place()
+CPU = Placement()

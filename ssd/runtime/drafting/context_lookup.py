@@ -8,7 +8,7 @@ continuations, of the longest suffix, behind the text only.
 KEPT = 3  # tokens remembered behind each context, newest first
 
 
-class Echo:
+class ContextLookup:
     """Of one text, given piece by piece."""
 
     def __init__(self):

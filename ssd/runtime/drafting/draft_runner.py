@@ -11,16 +11,16 @@ from ssd import kernels
 from ssd.model.batch import Batch
 from ssd.model.draft import Draft
 
-from ..devices.placement import CPU, Place, array
+from ..devices.placement import CPU, Placement, array
 from ..engine.tree import words
-from ..sampling.logits_processors import shape_draft
+from ..sampling.logits_processors import process_draft_logits
 from .draft_sampling import Candidates
 
 
-class Rows(NamedTuple):
+class DraftRows(NamedTuple):
     """Rows of one sequence in a pass."""
 
-    place: int
+    slot: int
     prefix: int  # KV indices below it are seen by every row
     tokens: list[int]
     at: list[int]  # KV index of each row
@@ -30,54 +30,54 @@ class Rows(NamedTuple):
 
 
 class DraftRunner:
-    """A draft, its paged cache and passes over it. Each place holds one sequence of at most max_len tokens, and behind
+    """A draft, its paged cache and passes over it. Each slot holds one sequence of at most max_len tokens, and behind
     them the nodes of its trees."""
 
     def __init__(
-        self, draft: Draft, *, max_batch: int, max_len: int, nodes: int, page_size: int = 16, place: Place = CPU
+        self, draft: Draft, *, max_batch: int, max_len: int, nodes: int, page_size: int = 16, placement: Placement = CPU
     ):
-        self.draft, self.place = draft, place
+        self.draft, self.placement = draft, placement
         self.max_len = min(max_len, len(draft.cos))
         pages = -(-(self.max_len + nodes) // page_size)
         self.kv = draft.new_kv_cache(max_batch * pages, page_size)
         self.page_table = np.arange(max_batch * pages, dtype=np.int32).reshape(max_batch, pages)
-        self.room = pages * page_size  # slots of a place, which lie side by side
+        self.room = pages * page_size  # indices of a slot, which lie side by side
         self.own = (draft.config.num_layers,) if draft.feature_layers else ()
         self.passes = self.rows = 0  # so far
         self.seconds, self.timed = 0.0, 0  # of passes of a few rows, and how many
 
-    def forward(self, rows: list[Rows], hidden: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, rows: list[DraftRows], hidden: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits of the outputs and features of all rows."""
         offsets = list(accumulate((len(r.tokens) for r in rows), initial=0))
-        places, mask = [r.place for r in rows], None
+        slots, mask = [r.slot for r in rows], None
         if any(r.bits is not None for r in rows):
             bits = [b for r in rows for b in (r.bits or [(1 << k + 1) - 1 for k in range(len(r.tokens))])]
             mask = torch.from_numpy(words(bits, -(-max(b.bit_length() for b in bits) // 64)))
         batch = Batch(
             ids=array([t for r in rows for t in r.tokens]),
             positions=array([p for r in rows for p in r.positions], np.int32),
-            slots=array([r.place * self.room + i for r in rows for i in r.at]),
+            slots=array([r.slot * self.room + i for r in rows for i in r.at]),
             row_offsets=array(offsets, np.int32),
             prefix_lens=array([r.prefix for r in rows], np.int32),
-            page_table=torch.from_numpy(self.page_table[places]),
+            page_table=torch.from_numpy(self.page_table[slots]),
             logit_rows=array([first + n for r, first in zip(rows, offsets, strict=False) for n in r.outputs]),
             mask=mask,
         )
         begin, few = perf_counter(), offsets[-1] <= 64
-        out = self.draft.forward_features(self.place.batch(batch), self.kv, self.own, hidden)
+        out = self.draft.forward_features(self.placement.batch(batch), self.kv, self.own, hidden)
         self.passes += 1
         self.rows += offsets[-1]
         self.timed += few
         self.seconds += few * (perf_counter() - begin)
         return out
 
-    def best(self, rule, logits, sequences, positions, width: int) -> Candidates:
-        """What a rule (Coupled or Sampled) makes of logits."""
-        return rule.best(logits, sequences, positions, width, self.draft.ids, self.place)
+    def candidates(self, sampler, logits, sequences, positions, width: int) -> Candidates:
+        """The Candidates of a sampler for logits."""
+        return sampler.candidates(logits, sequences, positions, width, self.draft.ids, self.placement)
 
     def shape(self, logits: torch.Tensor, nodes: list[tuple]) -> torch.Tensor:
-        """shape_draft of what this draft gave."""
-        return shape_draft(logits, nodes, self.draft.ids, self.draft.config.vocab_size)
+        """process_draft_logits of what this draft gave."""
+        return process_draft_logits(logits, nodes, self.draft.ids, self.draft.config.vocab_size)
 
     def hidden(self, features: torch.Tensor, begin: int, end: int) -> torch.Tensor | None:
         """What enters with tokens begin to end - 1: each the feature of the token before, 0 for the first of all.
@@ -86,13 +86,13 @@ class DraftRunner:
         """
         if not self.own:
             return None
-        fused = self.draft.fuse(*self.place.put(features[max(begin - 1, 0) : end - 1]))
+        fused = self.draft.fuse(*self.placement.put(features[max(begin - 1, 0) : end - 1]))
         return fused if begin else torch.cat([fused.new_zeros(1, fused.shape[1]), fused])
 
     def move(self, pairs: list[tuple[int, int, int]]) -> None:
-        """KV of (place, index from, index to), as if all at once; pairs that stay are skipped."""
-        slots = [[place * self.room + i for i in (old, new)] for place, old, new in pairs if old != new]
+        """KV of (slot, index from, index to), as if all at once; pairs that stay are skipped."""
+        slots = [[slot * self.room + i for i in (old, new)] for slot, old, new in pairs if old != new]
         if not slots:
             return
-        with self.place.stream():
-            kernels.kv_copy(self.kv.k, self.kv.v, *self.place.put(*map(array, zip(*slots, strict=True))))
+        with self.placement.stream():
+            kernels.kv_copy(self.kv.k, self.kv.v, *self.placement.put(*map(array, zip(*slots, strict=True))))

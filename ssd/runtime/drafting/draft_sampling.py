@@ -9,7 +9,7 @@ import torch
 from ssd import kernels
 from ssd.kernels import Kind
 
-from ..devices.placement import CPU, Place, array
+from ..devices.placement import CPU, Placement, array
 
 RANKED = 4  # candidates that a confidence is measured among
 
@@ -42,23 +42,23 @@ def softmax(scores: list[list[float]]) -> list[list[float]]:
     return [[x / total for x in row] for row, total in zip(rows, map(sum, rows), strict=True)]
 
 
-class Coupled:
+class CoupledSampler:
     """The best under the target's own noise (Daliri, Musco, Suresh, arXiv 2408.07978): any tree of them is exact."""
 
     def kind(self, params) -> Kind:
         return Kind.COUPLED
 
-    def best(self, logits, sequences, positions, width: int, ids, place: Place = CPU) -> Candidates:
+    def candidates(self, logits, sequences, positions, width: int, ids, placement: Placement = CPU) -> Candidates:
         """positions: of the token guessed; ids: the target's id of each output of the draft, or None; place: of logits
         and ids."""
         f = min(max(width, RANKED), logits.shape[1])
-        arguments = place.put(*parameters(sequences, positions))
-        tokens, scores = place.get(*kernels.top_f(logits, *arguments, f, target_ids=ids))
+        arguments = placement.put(*parameters(sequences, positions))
+        tokens, scores = placement.get(*kernels.top_f(logits, *arguments, f, target_ids=ids))
         tokens = tokens.tolist()
         return Candidates(tokens, softmax(scores.tolist()), tokens, None)
 
 
-class Sampled:
+class RejectionSampler:
     """Samples without replacement from the draft's own distribution, for rejection sampling; at temperature 0 the
     best. saguaro: scale of its greatest probabilities before (Kumar, Dao, May, arXiv 2603.03251), which are then what
     is likeliest left to the target.
@@ -72,9 +72,9 @@ class Sampled:
     def kind(self, params) -> Kind:
         return Kind.SAMPLED if params.temperature > 0 else Kind.DETERMINISTIC
 
-    def best(self, logits, sequences, positions, width: int, ids, place: Place = CPU) -> Candidates:
-        """As Coupled.best."""
-        (logits,) = place.get(logits)
+    def candidates(self, logits, sequences, positions, width: int, ids, placement: Placement = CPU) -> Candidates:
+        """As CoupledSampler.candidates."""
+        (logits,) = placement.get(logits)
         ids = None if ids is None else ids.cpu()
         values = parameters(sequences, positions)
         plain = kernels.probs(logits, *values[:4])

@@ -19,7 +19,7 @@ class Verification(NamedTuple):
     parents: torch.Tensor  # int8 [n, N]
 
 
-class RowBuffer:
+class BatchBuffers:
     """Memory for passes of at most max_rows rows of max_batch sequences with max_pages pages of page_size each, and
     speculations of at most `nodes` tokens."""
 

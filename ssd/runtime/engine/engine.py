@@ -7,10 +7,10 @@ import torch
 from ssd import kernels
 from ssd.model.kv_cache import BlockAllocator
 
-from ..devices.placement import CPU, Place
-from ..sampling.logits_processors import shape, trim
+from ..devices.placement import CPU, Placement
+from ..sampling.logits_processors import process_logits, prune_by_grammar
 from ..sampling.logprobs import logprobs_of
-from .batch_buffers import RowBuffer
+from .batch_buffers import BatchBuffers
 from .features import Features
 from .metrics import Metrics
 from .scheduler import Scheduler, Work
@@ -28,12 +28,12 @@ class Engine:
 
     def __init__(
         self, model, sample, eos_ids, *, max_batch: int, max_model_len: int, kv_tokens: int, prefill_chunk: int,
-        page_size: int = 16, speculator=None, nodes: int = 0, prefix_caching: bool = True, place: Place = CPU,
+        page_size: int = 16, speculator=None, nodes: int = 0, prefix_caching: bool = True, placement: Placement = CPU,
     ):  # fmt: skip
         spare = -(-nodes // page_size)  # pages of a sequence for what it speculates
         pages = -(-kv_tokens // page_size) + max_batch * spare
         self.model, self.sample, self.eos_ids = model, sample, frozenset(eos_ids)
-        self.speculator, self.place = speculator, place
+        self.speculator, self.placement = speculator, placement
         self.kv = model.new_kv_cache(pages, page_size)
         self.allocator = BlockAllocator(pages)
         self.scheduler = Scheduler(self.allocator, page_size, max_batch, prefill_chunk, nodes, prefix_caching)
@@ -41,7 +41,7 @@ class Engine:
         if speculator:
             speculator.attach(self.features)
         rows, pages = max_batch * (1 + nodes) + prefill_chunk, -(-max_model_len // page_size) + spare
-        self._rows = RowBuffer(max_batch, rows, pages, page_size, nodes)
+        self._rows = BatchBuffers(max_batch, rows, pages, page_size, nodes)
         self.metrics, self.trace = Metrics(), None
 
     def add(self, sequence: Sequence) -> None:
@@ -60,9 +60,9 @@ class Engine:
         if not plan:
             return []
         prefill_rows = sum(work.count for work in plan if not work.sequence.decoding)
-        with torch.inference_mode(), self.place.stream():
+        with torch.inference_mode(), self.placement.stream():
             trees = self.speculator.propose(plan) if self.speculator else [None] * len(plan)
-            trim(plan, trees)
+            prune_by_grammar(plan, trees)
             proposed = perf_counter()
             batch, sampling, verification = self._rows.fill(plan, trees)
             filled = perf_counter()
@@ -102,10 +102,10 @@ class Engine:
         return plan
 
     def _forward(self, batch):
-        batch = self.place.batch(batch)
+        batch = self.placement.batch(batch)
         if self.features.layers:
             logits, features = self.model.forward_features(batch, self.kv, self.features.layers)
-            return logits, *self.place.get(features)
+            return logits, *self.placement.get(features)
         return self.model.forward(batch, self.kv), None
 
     def _verify(self, plan, trees, logits, sampling, verification):
@@ -115,12 +115,12 @@ class Engine:
         places = [i for i, work in enumerate(plan) if work.samples]
         if not places:
             return paths, emitted, logprobs
-        raw = shape(plan, trees, logits, verification.row_offsets)
+        raw = process_logits(plan, trees, logits, verification.row_offsets)
         if not self.speculator:
-            sampled = self.sample(logits, *self.place.put(*sampling[:-1]), sampling[-1])
-            rows = ([()] * len(places), [[t] for t in self.place.get(*sampled)[0].tolist()])
+            sampled = self.sample(logits, *self.placement.put(*sampling[:-1]), sampling[-1])
+            rows = ([()] * len(places), [[t] for t in self.placement.get(*sampled)[0].tolist()])
         else:
-            path, accepted, out, _ = self.speculator.verify(plan, trees, logits, verification, sampling, self.place)
+            path, accepted, out, _ = self.speculator.verify(plan, trees, logits, verification, sampling, self.placement)
             counts = accepted.tolist()
             rows = tuple(
                 [row[: n + extra] for row, n in zip(t.tolist(), counts, strict=True)]
@@ -130,7 +130,7 @@ class Engine:
             paths[i], emitted[i], params = path, new, plan[i].sequence.params
             if params.logprobs:
                 at = [first, *(first + 1 + node for node in path)]
-                logprobs[i] = logprobs_of(self.place.pick(raw, at), new, params.top_logprobs)
+                logprobs[i] = logprobs_of(self.placement.pick(raw, at), new, params.top_logprobs)
         return paths, emitted, logprobs
 
     def _compact(self, plan, paths) -> None:
@@ -143,7 +143,7 @@ class Engine:
                     sources.append(sequence.slots[first + node])
                     targets.append(sequence.slots[first + k])
         if sources:
-            kernels.kv_copy(self.kv.k, self.kv.v, *self.place.put(torch.tensor(sources), torch.tensor(targets)))
+            kernels.kv_copy(self.kv.k, self.kv.v, *self.placement.put(torch.tensor(sources), torch.tensor(targets)))
 
     def _update(self, plan: list[Work], trees, paths, emitted, logprobs) -> tuple[list[Sequence], int]:
         got, tokens = [], 0

@@ -5,7 +5,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from ..sampling.logits_processors import shapers_of
+from ..sampling.logits_processors import logits_processors_of
 from ..sampling.logprobs import Logprobs
 from ..sampling.sampling_params import SamplingParams
 from ..sampling.text_stream import TextStream
@@ -32,7 +32,7 @@ class Sequence:
     digests: list[bytes] = field(default_factory=list)  # of the first blocks, as far as somebody asked
     preempted: bool = False  # at least once
     pieces: list[str] = field(default_factory=list)  # text released by each sampled token
-    shapers: list = field(default_factory=list)  # what changes its logits, see logits.py
+    logits_processors: list = field(default_factory=list)  # what changes its logits, see logits_processors.py
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[dict[int, float]] = field(default_factory=list)
     origins: list[str] = field(default_factory=list)  # of each sampled token: "bonus", or that of its Tree
@@ -45,8 +45,9 @@ class Sequence:
     ) -> "Sequence":
         tokens = np.empty(len(prompt_ids) + max_tokens, np.int64)
         tokens[: len(prompt_ids)] = prompt_ids
-        shapers = shapers_of(params, tokens[: len(prompt_ids)], max_tokens)
-        return cls(params, seed, tokens, len(prompt_ids), stream, len(prompt_ids), shapers=shapers, index=index)
+        processors = logits_processors_of(params, tokens[: len(prompt_ids)], max_tokens)
+        size = len(prompt_ids)
+        return cls(params, seed, tokens, size, stream, size, logits_processors=processors, index=index)
 
     @property
     def answer(self) -> np.ndarray:

@@ -6,10 +6,10 @@ from ssd import kernels
 from ssd.kernels import Kind, Verified
 
 
-def verify_coupled(logits, verification, sampling, place) -> Verified:
+def verify_coupled(logits, verification, sampling, placement) -> Verified:
     """The operator of that name where the logits are, its results in host memory."""
     *arguments, logprobs = *verification, *sampling
-    return Verified(*place.get(*kernels.verify_coupled(logits, *place.put(*arguments), logprobs)))
+    return Verified(*placement.get(*kernels.verify_coupled(logits, *placement.put(*arguments), logprobs)))
 
 
 def verify_by_rejection(plan, trees, logits, verification, sampling, ids) -> Verified:

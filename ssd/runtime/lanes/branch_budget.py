@@ -8,7 +8,7 @@ FIRST, SHORTEST = 4, 2  # tokens of a branch to begin with, and at least
 USEFUL = 0.1  # chance of being accepted that makes one more token worth a row of the target
 
 
-class Clock:
+class BranchBudget:
     """budget: outcomes at most. depth: tokens of a branch, or where it adapts, at most so many."""
 
     def __init__(self, budget: int, depth: int, adapts: bool):

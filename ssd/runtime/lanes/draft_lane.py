@@ -9,9 +9,9 @@ import torch
 
 from ssd.kernels import Kind
 
-from ..drafting.draft_runner import DraftRunner, Rows
+from ..drafting.draft_runner import DraftRows, DraftRunner
 from ..engine.tree import Tree
-from .branch_budget import FIRST, Clock
+from .branch_budget import FIRST, BranchBudget
 from .fan_out import RANKS, FanOut
 from .forest import Forest
 from .speculation_cache import Outcome, SpeculationCache, key
@@ -27,11 +27,13 @@ class Request(NamedTuple):
     seed: int
     capacity: int  # tokens
     prompt_len: int
-    shapers: list  # what changes its logits, as copies
+    logits_processors: list  # what changes its logits, as copies
 
     @classmethod
     def of(cls, s) -> "Request":
-        return cls(s.params, s.seed, len(s.tokens), s.prompt_len, [shaper.copy() for shaper in s.shapers])
+        return cls(
+            s.params, s.seed, len(s.tokens), s.prompt_len, [processor.copy() for processor in s.logits_processors]
+        )
 
 
 class DraftLane(threading.Thread):
@@ -44,13 +46,13 @@ class DraftLane(threading.Thread):
     """
 
     def __init__(
-        self, runner: DraftRunner, rule, cache: SpeculationCache, requests: dict[int, Request], wants: np.ndarray,
-        fan_out: FanOut, clock: Clock, *, width: int, leaves: int = 0,
+        self, runner: DraftRunner, sampler, cache: SpeculationCache, requests: dict[int, Request], wants: np.ndarray,
+        fan_out: FanOut, branch_budget: BranchBudget, *, width: int, leaves: int = 0,
     ):  # fmt: skip
         super().__init__(name="draft lane", daemon=True)
-        self.runner, self.rule, self.cache = runner, rule, cache
+        self.runner, self.sampler, self.cache = runner, sampler, cache
         self.requests, self.wants, self.fan_out = requests, wants, fan_out
-        self.clock, self.width, self.leaves = clock, width, leaves
+        self.branch_budget, self.width, self.leaves = branch_budget, width, leaves
         self.forests: dict[int, Forest] = {}
         self.slots = torch.arange(cache.slots)
         self.seen = torch.zeros(cache.slots, dtype=torch.int64)
@@ -65,7 +67,7 @@ class DraftLane(threading.Thread):
     def run(self) -> None:
         try:
             torch.empty(1 << 20).sum()  # with OMP_PROC_BIND a thread is moved at its first parallel loop: before this
-            self.runner.place.enter()
+            self.runner.placement.enter()
             with torch.inference_mode():
                 while not self.stopping:
                     self.asleep = not self.awake.is_set()
@@ -88,7 +90,7 @@ class DraftLane(threading.Thread):
         told = [(slot, o) for slot, o in enumerate(outcomes) if o]
         forests = [f for slot, o in told if (f := self.take(slot, o))]
         if forests:
-            with self.runner.place.stream():
+            with self.runner.placement.stream():
                 self.grow(forests)
             end = perf_counter()
             self.rounds += 1
@@ -98,7 +100,7 @@ class DraftLane(threading.Thread):
 
     def newer(self, f: Forest) -> bool:
         """Whether the round that f answers is over."""
-        return self.stopping or int(self.cache.latest[f.place]) != f.epoch
+        return self.stopping or int(self.cache.latest[f.slot]) != f.epoch
 
     # ---- outcomes ----
 
@@ -150,7 +152,7 @@ class DraftLane(threading.Thread):
         for f in forests:
             self.prefill(f)
         forests = self.catch_up(forests)
-        alone = [f for f in forests if self.wants[f.place] and not f.flight and not f.hit]
+        alone = [f for f in forests if self.wants[f.slot] and not f.flight and not f.hit]
         others = [f for f in forests if f not in alone]
         if alone:
             self.answer(alone)
@@ -159,7 +161,7 @@ class DraftLane(threading.Thread):
 
     def fits(self, f: Forest) -> bool:
         """Whether the draft's context has room for what may be prepared now: beyond it nothing is."""
-        return f.num_tokens + max(f.tree.depth[: f.flight], default=0) + self.clock.depth <= self.runner.max_len
+        return f.num_tokens + max(f.tree.depth[: f.flight], default=0) + self.branch_budget.depth <= self.runner.max_len
 
     def prefill(self, f: Forest) -> None:
         """All but the last rows of a long text that is new to the draft."""
@@ -169,7 +171,7 @@ class DraftLane(threading.Thread):
             span = range(begin - shift, begin - shift + CHUNK)
             tokens = f.tokens[begin : begin + CHUNK].tolist()
             hidden = self.runner.hidden(f.features, begin, begin + CHUNK)
-            self.runner.forward([Rows(f.place, begin - shift, tokens, span, span, None, [])], hidden)
+            self.runner.forward([DraftRows(f.slot, begin - shift, tokens, span, span, None, [])], hidden)
             f.cached = begin + CHUNK
             self.beat = monotonic()
 
@@ -193,7 +195,7 @@ class DraftLane(threading.Thread):
         positions = [f.position(node) for f, node in ends]
         logits = self.runner.shape(logits, [(f, f.tree, node) for f, node in ends])
         width = RANKS + self.width + (self.leaves > 0)
-        best, _, bonus, q = self.runner.best(self.rule, logits, [f for f, _ in ends], positions, width)
+        best, _, bonus, q = self.runner.candidates(self.sampler, logits, [f for f, _ in ends], positions, width)
         found = list(zip(best, bonus, [None] * len(best) if q is None else q, strict=True))
         at = row = 0
         for (f, nodes, fresh), r in zip(work, rows, strict=True):
@@ -207,7 +209,7 @@ class DraftLane(threading.Thread):
 
     def fork(self, forests: list[Forest]) -> None:
         """Branches for the likely outcomes of each forest's round, published depth by depth."""
-        budget = max(1, self.clock.outcomes // len(forests))
+        budget = max(1, self.branch_budget.outcomes // len(forests))
         live = []
         for f in forests:
             depths, parents = f.tree.depth[: f.flight], f.tree.parents[: f.flight]
@@ -216,7 +218,7 @@ class DraftLane(threading.Thread):
                 live.append((f, keys))
         frontier = {f: list(f.branches) for f, _ in live}
         ends, count = [-1], 0  # in a branch: nodes that are extended, nodes that are published
-        for level in range(1, (last := self.clock.depth) + 1):
+        for level in range(1, (last := self.branch_budget.depth) + 1):
             if not live:
                 return
             self.compute([(f, frontier[f], 0) for f, _ in live])
@@ -233,7 +235,7 @@ class DraftLane(threading.Thread):
             ends = [count + i for i in range(len(parents)) if i % children < wide]
             told = [each for each in levels if not self.newer(each[0])]
             if len(told) < len(levels) or level == last:
-                self.clock.tick(len(told) == len(levels), self.fan_out.tables[True]["accept"])
+                self.branch_budget.tick(len(told) == len(levels), self.fan_out.tables[True]["accept"])
             self._publish(told, level, parents, count)
             live = [(f, keys) for f, keys, *_ in told]
             count += len(parents)
@@ -255,11 +257,11 @@ class DraftLane(threading.Thread):
         values = torch.zeros(1, cache.branches, n, dtype=torch.int64)
         values[0, : len(keys)] = tokens
         above = torch.tensor(parents, dtype=torch.int8).expand(1, cache.branches, n).contiguous()
-        slots, epochs = torch.tensor([f.place]), torch.tensor([f.epoch + 1])
-        kind = self.rule.kind(f.params)
+        slots, epochs = torch.tensor([f.slot]), torch.tensor([f.epoch + 1])
+        kind = self.sampler.kind(f.params)
         if kind == Kind.SAMPLED:
-            standby = 1 - int(cache.active[f.place])
-            cache.q[standby, f.place, : len(keys), count : count + n] = torch.stack([f.q[p] for p in drawn]).view(
+            standby = 1 - int(cache.active[f.slot])
+            cache.q[standby, f.slot, : len(keys), count : count + n] = torch.stack([f.q[p] for p in drawn]).view(
                 len(keys), n, -1
             )
         if count:
@@ -271,7 +273,7 @@ class DraftLane(threading.Thread):
 
     def answer(self, forests: list[Forest]) -> None:
         """One chain below the root of each forest, published whole: what the verify lane waits for after a miss."""
-        ends, depth = {f: -1 for f in forests}, max(1, min(self.clock.depth, FIRST))
+        ends, depth = {f: -1 for f in forests}, max(1, min(self.branch_budget.depth, FIRST))
         for level in range(depth):
             if level:
                 self.compute([(f, [node], 0) for f, node in ends.items()])

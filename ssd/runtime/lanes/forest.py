@@ -4,8 +4,8 @@ its outcomes, all of them nodes behind one prefix."""
 import numpy as np
 import torch
 
-from ..drafting.context_lookup import Echo
-from ..drafting.draft_runner import DraftRunner, Rows
+from ..drafting.context_lookup import ContextLookup
+from ..drafting.draft_runner import DraftRows, DraftRunner
 from ..engine.tree import Tree
 from .fan_out import RANKS
 
@@ -19,13 +19,13 @@ class Forest:
     newest confirmed token.
     """
 
-    def __init__(self, runner: DraftRunner, place: int, request, tokens, features):
-        self.runner, self.place, self.params, self.seed = runner, place, request.params, request.seed
-        self.prompt_len, self.shapers = request.prompt_len, request.shapers
+    def __init__(self, runner: DraftRunner, slot: int, request, tokens, features):
+        self.runner, self.slot, self.params, self.seed = runner, slot, request.params, request.seed
+        self.prompt_len, self.logits_processors = request.prompt_len, request.logits_processors
         self.tokens: np.ndarray = tokens  # int64 [capacity]
         self.features: torch.Tensor | None = features  # [capacity, width] of the target
         self.num_tokens = self.cached = 0
-        self.echo = Echo()
+        self.lookup = ContextLookup()
         self.epoch = self.born = 0
         self.hit = False
         self.clear()
@@ -81,7 +81,7 @@ class Forest:
             if n in tree_done and m >= 0:
                 self.done.add(m)
                 moves.append((n, self.base + m))
-        self.runner.move([(self.place, old + n, new) for n, new in moves])
+        self.runner.move([(self.slot, old + n, new) for n, new in moves])
 
     def restart(self, confirmed, flight: Tree) -> None:
         """All but the confirmed tokens is lost; KV of the cached ones stands."""
@@ -91,7 +91,7 @@ class Forest:
         """More of the text, and what is verified next."""
         begin, self.num_tokens = self.num_tokens, self.num_tokens + len(tokens)
         self.tokens[begin : self.num_tokens] = tokens
-        self.echo.extend(tokens)
+        self.lookup.extend(tokens)
         self.clear()
         self.tree, self.flight = flight, len(flight)
 
@@ -121,7 +121,7 @@ class Forest:
                 out.append(node)
         return out
 
-    def rows(self, nodes: list[int], fresh: int = 0) -> tuple[Rows, torch.Tensor | None]:
+    def rows(self, nodes: list[int], fresh: int = 0) -> tuple[DraftRows, torch.Tensor | None]:
         """Rows of the newest confirmed tokens and of nodes, with what enters beside them."""
         tree, end = self.tree, self.num_tokens
         begin, shift = end - fresh, self.runner.draft.shift
@@ -135,7 +135,7 @@ class Forest:
         if self.runner.own:
             parts = [self.runner.hidden(self.features, begin, end)] if fresh else []
             hidden = torch.cat([*parts, *(self.feature[tree.parents[n]][None] for n in nodes)])
-        return Rows(self.place, begin - shift, tokens, at, positions, bits, outputs), hidden
+        return DraftRows(self.slot, begin - shift, tokens, at, positions, bits, outputs), hidden
 
     def computed(self, nodes: list[int], fresh: int, found: list[tuple], features: torch.Tensor | None) -> None:
         """Keep what a pass over rows(nodes, fresh) gave. found: of each row with an output (best, bonus, q or None);
@@ -191,4 +191,4 @@ class Forest:
         return list(dict.fromkeys([*first[:1], *second[:1], *echoed[1:2], *ranked]))[:RANKS]
 
     def _echoed(self, node: int) -> list[int]:
-        return [t for t, _ in self.echo.after(self.tree.path(node))]
+        return [t for t, _ in self.lookup.after(self.tree.path(node))]

@@ -20,7 +20,7 @@ def end(lane: DraftLane) -> None:
         lane.join(1.0)
 
 
-class Keeper:
+class LaneSupervisor:
     """start: makes a cache and a draft lane for it, not started yet. lockstep: the lane gets no thread, but turns.
 
     A lane that hangs keeps its cache, since it may wake: its successor gets another. lane and cache are None once all

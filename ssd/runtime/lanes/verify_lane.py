@@ -15,13 +15,13 @@ from ..engine.metrics import Recoveries
 from ..engine.scheduler import Work
 from ..engine.tree import Tree
 from ..engine.verify import verify_by_rejection, verify_coupled
-from ..moving_average import Mean
+from ..moving_average import MovingAverage
 from .draft_lane import DraftLane, Request
 from .speculation_cache import Matched, SpeculationCache
-from .supervisor import Keeper
+from .supervisor import LaneSupervisor
 
 
-class Lanes:
+class VerifyLane:
     """A speculator whose proposals are prepared by another thread while the target verifies.
 
     start: makes a cache and a draft lane for it, from (requests, wants); the lane is not started yet. layers: of the
@@ -49,12 +49,13 @@ class Lanes:
         self.seconds = self.wait_seconds = 0.0
         self.hits = self.misses = self.verified_rows = self.rounds = 0
         self.first: set = set()  # sequences whose first round is still to come: it counts as neither hit nor miss
-        self.pass_seconds, self.answer = Mean(), Mean()  # seconds of a pass, of a speculation after a miss
-        self.gain = Mean(0.1)  # tokens that such a speculation brought
+        self.pass_seconds = MovingAverage()
+        self.answer = MovingAverage()  # seconds of a speculation after a miss
+        self.gain = MovingAverage(0.1)  # tokens that such a speculation brought
         self.recoveries = {name: Recoveries() for name in ("local_retry", "rollback", "model_switch")}
         self.verified: Verified | None = None
         self.trace = None
-        self.draft = Keeper(partial(start, self.requests, self.wants), lockstep)
+        self.supervisor = LaneSupervisor(partial(start, self.requests, self.wants), lockstep)
 
     def attach(self, features: Features) -> None:
         """Where the engine keeps the target's features."""
@@ -62,18 +63,18 @@ class Lanes:
 
     def record(self, trace) -> None:
         """Write spans of both lanes into a Trace from now on."""
-        self.trace = self.draft.trace = trace
-        if self.draft.lane:
-            self.draft.lane.trace = trace
+        self.trace = self.supervisor.trace = trace
+        if self.supervisor.lane:
+            self.supervisor.lane.trace = trace
 
     @property
     def failures(self) -> int:
         """Times that the draft lane failed."""
-        return self.draft.failures
+        return self.supervisor.failures
 
     @property
     def lane(self) -> DraftLane | None:
-        return self.draft.lane
+        return self.supervisor.lane
 
     @property
     def runner(self):
@@ -81,12 +82,12 @@ class Lanes:
 
     @property
     def cache(self) -> SpeculationCache | None:
-        return self.draft.cache
+        return self.supervisor.cache
 
     def close(self) -> None:
         """Stop the draft lane, and keep what was learnt."""
         if self.lane:
-            self.draft.close()
+            self.supervisor.close()
             if self.history and self.hits + self.misses:
                 self.history[0].write(self.history[1])
 
@@ -94,15 +95,15 @@ class Lanes:
         """Let the draft lane sleep; sequences are told to it anew when the next proposal is asked for."""
         for sequence in list(self.slot_of):
             self._forget(sequence)
-        self.draft.sleep()
+        self.supervisor.sleep()
 
     def _roll_back(self, reason: str) -> None:
         """What the draft lane knew is dropped, another one starts afresh."""
         begin = perf_counter()
-        self.draft.give_up(reason)
+        self.supervisor.give_up(reason)
         for sequence in list(self.slot_of):
             self._forget(sequence)
-        self.draft.replace()
+        self.supervisor.replace()
         self.recoveries["rollback"].seconds.append(perf_counter() - begin)
         if self.trace:
             self.trace.span("verify", "rollback", begin, perf_counter(), reason=reason)
@@ -125,8 +126,8 @@ class Lanes:
     def propose(self, plan: list[Work]) -> list[Tree | None]:
         """What the cache had for each sequence that decodes; chains where the pass holds a prompt."""
         begin = perf_counter()
-        self.draft.wake()
-        if reason := self.draft.fault(bool(self.slot_of)):
+        self.supervisor.wake()
+        if reason := self.supervisor.fault(bool(self.slot_of)):
             self._roll_back(reason)
         if self.lane:
             for work in plan:
@@ -148,7 +149,7 @@ class Lanes:
 
     def _lockstep(self) -> None:
         """The draft lane's turn, where it has no thread of its own."""
-        if self.draft.lockstep and self.lane and (reason := self.draft.turn()):
+        if self.supervisor.lockstep and self.lane and (reason := self.supervisor.turn()):
             self._roll_back(reason)
 
     def _assign(self, sequence) -> None:
@@ -185,11 +186,11 @@ class Lanes:
         if self.trace:
             self.trace.span("verify", "local retry", begin, begin + seconds, sequences=len(sequences))
 
-    def verify(self, plan, trees, logits, verification, sampling, place) -> Verified:
+    def verify(self, plan, trees, logits, verification, sampling, placement) -> Verified:
         if self.rejection:
-            self.verified = verify_by_rejection(plan, trees, *place.get(logits), verification, sampling, self.ids)
+            self.verified = verify_by_rejection(plan, trees, *placement.get(logits), verification, sampling, self.ids)
         else:
-            self.verified = verify_coupled(logits, verification, sampling, place)
+            self.verified = verify_coupled(logits, verification, sampling, placement)
         return self.verified
 
     def observe(self, plan, trees, paths, offsets, features, seconds: float) -> None:
@@ -295,6 +296,6 @@ class Lanes:
     def release(self, sequence) -> None:
         self._forget(sequence)
         if not self.slot_of:
-            self.draft.sleep()  # until there is something to prepare
+            self.supervisor.sleep()  # until there is something to prepare
         if self.fallback:
             self.fallback.release(sequence)

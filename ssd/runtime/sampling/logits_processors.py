@@ -68,18 +68,18 @@ class Penalties:
         rows[:, ids] = x
 
 
-def shapers_of(params: SamplingParams, prompt: np.ndarray, room: int) -> list:
+def logits_processors_of(params: SamplingParams, prompt: np.ndarray, room: int) -> list:
     """What a request asks to be done to its logits, in order."""
     plain = (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (0, 0, 1)
     return [] if plain and not params.logit_bias else [Penalties(params, prompt, room)]
 
 
-def trim(plan, trees) -> None:
+def prune_by_grammar(plan, trees) -> None:
     """Take the end of each tree that the request's grammar refuses out of the verification. Nodes keep their numbers;
     those that were sampled stay where their parent does, for the rule of rejection looks at them."""
     for work, tree in zip(plan, trees, strict=True):
-        shapers = work.sequence.shapers if tree else ()
-        masks = [shaper for shaper in shapers if isinstance(shaper, Mask)]
+        logits_processors = work.sequence.logits_processors if tree else ()
+        masks = [processor for processor in logits_processors if isinstance(processor, Mask)]
         for mask in masks:
             keep = [mask.allows(work.sequence.answer, tree.path(node)) for node in range(len(tree))]
             if tree.kind == Kind.SAMPLED:
@@ -87,10 +87,10 @@ def trim(plan, trees) -> None:
             tree.cut(max((i + 1 for i, kept in enumerate(keep) if kept), default=0))
 
 
-def shape(plan, trees, logits: torch.Tensor, row_offsets: torch.Tensor) -> torch.Tensor:
+def process_logits(plan, trees, logits: torch.Tensor, row_offsets: torch.Tensor) -> torch.Tensor:
     """Change in place the rows of the sequences that ask for it. Returns the logits as they were, a copy only where
     somebody wants to know."""
-    shaped = [work.sequence for work in plan if work.samples and work.sequence.shapers]
+    shaped = [work.sequence for work in plan if work.samples and work.sequence.logits_processors]
     if not shaped:
         return logits
     raw = logits.clone() if any(sequence.params.logprobs for sequence in shaped) else logits
@@ -98,25 +98,27 @@ def shape(plan, trees, logits: torch.Tensor, row_offsets: torch.Tensor) -> torch
     for work, tree in zip(plan, trees, strict=True):
         sequence = work.sequence
         begin = next(offsets) if work.samples else None
-        if begin is None or not sequence.shapers:
+        if begin is None or not sequence.logits_processors:
             continue
         rows = logits[begin : begin + 1 + len(tree or ())]
         paths = [tree.path(node) if tree else [] for node in range(-1, len(rows) - 1)]
         host = rows.cpu()  # on the CPU the same memory
-        for shaper in sequence.shapers:
-            shaper(host.numpy(), sequence.answer, paths)
+        for processor in sequence.logits_processors:
+            processor(host.numpy(), sequence.answer, paths)
         if host.device != rows.device:
             rows.copy_(host)
     return raw
 
 
-def shape_draft(logits: torch.Tensor, nodes: list[tuple], ids: torch.Tensor | None, vocab: int) -> torch.Tensor:
+def process_draft_logits(
+    logits: torch.Tensor, nodes: list[tuple], ids: torch.Tensor | None, vocab: int
+) -> torch.Tensor:
     """What the target's logits would go through, done to a draft's [n, outputs], so that it proposes what may be
     accepted. nodes: for each row (a sequence or what stands for it, tree, node); ids: the target's id of each output,
     or None; vocab: of the target. Rows of which nothing would be left stay as they are."""
     groups: dict[object, list[int]] = {}
     for row, (owner, _, _) in enumerate(nodes):
-        if owner.shapers:
+        if owner.logits_processors:
             groups.setdefault(owner, []).append(row)
     if not groups:
         return logits
@@ -124,8 +126,8 @@ def shape_draft(logits: torch.Tensor, nodes: list[tuple], ids: torch.Tensor | No
     for owner, rows in groups.items():
         full = np.full((len(rows), vocab), -np.inf, np.float32)
         full[:, places] = host[rows]
-        for shaper in owner.shapers:
-            shaper(full, owner.answer, [tree.path(node) for _, tree, node in (nodes[row] for row in rows)])
+        for processor in owner.logits_processors:
+            processor(full, owner.answer, [tree.path(node) for _, tree, node in (nodes[row] for row in rows)])
         shaped = full[:, places]
         left = shaped.max(1, keepdims=True) > -np.inf
         host[rows] = np.where(left, shaped, host[rows])

@@ -1,9 +1,9 @@
 """The mode that picks the others: predicts what each would give, runs the best, and changes its mind between rounds."""
 
 from ..devices.threads import bind
-from ..moving_average import Mean
+from ..moving_average import MovingAverage
 from .cost_model import Costs
-from .switch import Several
+from .switch import Switch
 
 EVERY = 24  # rounds between two decisions
 MARGIN = 1.08  # by which another mode must be better
@@ -11,7 +11,7 @@ HIT_RATE = 0.5  # before one was measured
 UNTRIED = 0.85  # of what the mode in use gives of its prediction, for one that has not run yet
 
 
-class Auto(Several):
+class AutoMode(Switch):
     """Two parts: "sd" (which decodes plainly where speculation does not pay) and "ssd". cores: of the calling thread
     in each. Acceptance is learnt in both, the hit rate in "ssd"; a mode's prediction is corrected by what it gave when
     it ran.
@@ -21,8 +21,8 @@ class Auto(Several):
         super().__init__({"sd": sd, "ssd": ssd}, "sd")
         self.costs, self.cores = costs, cores
         self.depth, self.branches = depth, branches
-        self.acceptance = Mean(0.03)
-        self.correction = {"sd": Mean(0.3), "ssd": Mean(0.3)}
+        self.acceptance = MovingAverage(0.03)
+        self.correction = {"sd": MovingAverage(0.3), "ssd": MovingAverage(0.3)}
         self.rounds = self.tokens = self.switches = 0
         self.elapsed = 0.0
         self.sequences = 1  # of the newest pass

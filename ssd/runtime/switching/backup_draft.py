@@ -2,11 +2,11 @@
 
 from time import perf_counter
 
-from ..moving_average import Mean
-from .switch import Several
+from ..moving_average import MovingAverage
+from .switch import Switch
 
 
-class Backup(Several):
+class BackupDraft(Switch):
     """Two draft lanes, of a draft and of a larger one, which is tried where the first brings little and kept while it
     gives more tokens a second; it goes back when it does not, and tries again much later."""
 
@@ -14,7 +14,7 @@ class Backup(Several):
 
     def __init__(self, draft, backup):
         super().__init__({"draft": draft, "backup": backup}, "draft")
-        self.speed = {"draft": Mean(0.5), "backup": Mean(0.5)}
+        self.speed = {"draft": MovingAverage(0.5), "backup": MovingAverage(0.5)}
         self.rounds = self.tokens = 0
         self.began, self.rest = perf_counter(), 0
         self.switched: list[float] = []  # seconds of each change

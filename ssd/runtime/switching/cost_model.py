@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-LONGEST = 8  # tokens of a branch that the formulas try
+LONGEST_CHAIN = 8  # tokens of a branch that the formulas try
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,8 @@ class Costs:
         """Tokens a second of a sequence by synchronous speculation, at the best length of a chain, none included."""
         t, d = self.target_together, self.draft_together
         return max(
-            expected(acceptance, k) / (at(t, sequences * (k + 1)) + k * at(d, sequences)) for k in range(LONGEST + 1)
+            expected(acceptance, k) / (at(t, sequences * (k + 1)) + k * at(d, sequences))
+            for k in range(LONGEST_CHAIN + 1)
         )
 
     def ssd(self, acceptance: float, hit_rate: float, depth: int, branches: int, sequences: int = 1) -> float:

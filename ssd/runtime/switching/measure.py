@@ -12,11 +12,11 @@ import torch
 
 from ssd.model.batch import Batch
 
-from ..cache_files import kept, machine, pair
-from ..devices.placement import place_of
+from ..cache_files import cache_file, machine, pair_key
+from ..devices.placement import placement_of
 from ..devices.threads import bind
-from ..drafting.draft_runner import DraftRunner, Rows
-from ..drafting.draft_sampling import Coupled
+from ..drafting.draft_runner import DraftRows, DraftRunner
+from ..drafting.draft_sampling import CoupledSampler
 from ..sampling.sampling_params import SamplingParams
 from ..sync.policy import Policy
 from .cost_model import Costs
@@ -32,44 +32,44 @@ def prefix_of(model) -> int:
     return max(0, min(PREFIX, len(model.cos) - max(ROWS)))
 
 
-class Passes:
+class TargetTimer:
     """Passes of a target over a chain of rows behind a prefix, to be timed."""
 
     def __init__(self, model):
-        self.model, self.place, prefix = model, place_of(model), prefix_of(model)
+        self.model, self.placement, prefix = model, placement_of(model), prefix_of(model)
         self.kv = model.new_kv_cache(-(-(prefix + max(ROWS)) // 16))
         self.kv.k.zero_(), self.kv.v.zero_()
         self.batches = {n: Batch.chain([0] * n, prefix, self.kv.page_size) for n in ROWS}
 
     def once(self, rows: int) -> None:
-        logits = self.model.forward(self.place.batch(self.batches[rows]), self.kv)
-        self.place.get(logits[:1, :1])
+        logits = self.model.forward(self.placement.batch(self.batches[rows]), self.kv)
+        self.placement.get(logits[:1, :1])
 
     def run(self, rows: int) -> float:
         """Seconds."""
         begin = perf_counter()
-        with torch.inference_mode(), self.place.stream():
+        with torch.inference_mode(), self.placement.stream():
             self.once(rows)
         return perf_counter() - begin
 
 
-class Steps(Passes):
+class DraftTimer(TargetTimer):
     """Steps of a draft: a pass with what is made ready for it, and the choice of tokens."""
 
     def __init__(self, draft):
         self.prefix, width = prefix_of(draft), draft.config.hidden_size
         size = {"max_len": self.prefix + max(ROWS), "nodes": max(ROWS)}
-        self.runner = DraftRunner(draft, max_batch=1, **size, place=place_of(draft))
-        self.place = self.runner.place
+        self.runner = DraftRunner(draft, max_batch=1, **size, placement=placement_of(draft))
+        self.placement = self.runner.placement
         self.runner.kv.k.zero_(), self.runner.kv.v.zero_()
         self.hidden = {n: torch.ones(n, width) if draft.feature_layers else None for n in ROWS}
         self.asker = SimpleNamespace(params=SamplingParams(temperature=1.0), seed=0)
 
     def once(self, rows: int) -> None:
         span = range(self.prefix, self.prefix + rows)
-        chain = Rows(0, self.prefix, [0] * rows, span, span, None, range(rows))
-        logits, _ = self.runner.forward([chain], *self.place.put(self.hidden[rows]))
-        self.runner.best(Coupled(), logits, [self.asker] * rows, [self.prefix] * rows, 1)
+        chain = DraftRows(0, self.prefix, [0] * rows, span, span, None, range(rows))
+        logits, _ = self.runner.forward([chain], *self.placement.put(self.hidden[rows]))
+        self.runner.candidates(CoupledSampler(), logits, [self.asker] * rows, [self.prefix] * rows, 1)
 
 
 def times(run, repeats: int, of, before=lambda rows: None, each: int = 1) -> dict[int, float]:
@@ -87,7 +87,7 @@ def measure(target, draft, together, verify, drafting, repeats: int = REPEATS, o
     thread is bound to `together` afterwards. Where they take turns, each finds its weights out of the caches, as when
     it decodes: a verification comes behind a step, and a few steps behind a verification; plain passes follow one
     another. of: what stands for repeated passes, by default the least, since whatever else runs only adds."""
-    target, draft = Passes(target), Steps(draft)
+    target, draft = TargetTimer(target), DraftTimer(draft)
     bind(together)
     for _ in range(Policy.SETTLE):
         target.run(ROWS[0])
@@ -113,10 +113,10 @@ def measure(target, draft, together, verify, drafting, repeats: int = REPEATS, o
     return Costs(*first, apart, other)
 
 
-def stands(costs: Costs, target, together) -> bool:
+def still_holds(costs: Costs, target, together) -> bool:
     """Whether a pass still takes about as long: what was measured in a busy hour would mislead every later run."""
     bind(together)
-    passes = Passes(target)
+    passes = TargetTimer(target)
     ratio = min(passes.run(1) for _ in range(4)) / costs.target_together[1]
     return 1 / CHANGED < ratio < CHANGED
 
@@ -124,12 +124,12 @@ def stands(costs: Costs, target, together) -> bool:
 def costs_of(target, draft, together, verify, drafting, folder: Path | None) -> Costs:
     """Read from the folder, or measured and written there; a file that cannot be read or written costs time only."""
     cores = (together, verify, drafting, *(str(m.device) for m in (target, draft) if m.device.type != "cpu"))
-    path = folder and kept(folder, "costs", machine(), cores, pair(target, draft), draft.dtype)
+    path = folder and cache_file(folder, "costs", machine(), cores, pair_key(target, draft), draft.dtype)
     if path and path.is_file():
         try:
             stored = json.loads(path.read_text())
             costs = Costs(**{name: {int(k): float(v) for k, v in times.items()} for name, times in stored.items()})
-            if stands(costs, target, together):
+            if still_holds(costs, target, together):
                 return costs
             log.info("%s no longer holds: measuring again", path)
         except (ValueError, TypeError, AttributeError, KeyError):

@@ -3,7 +3,7 @@
 from ..engine.features import Features, columns
 
 
-class Several:
+class Switch:
     """Hands every round to one of its parts, by name. The target's features are asked for once, for all of them."""
 
     def __init__(self, parts: dict[str, object], first: str):

@@ -29,7 +29,7 @@ class Calibration:
 
     def rank(self, tokens: list[int], confidence: list[float], width: int, echoed: list[tuple[int, int]]):
         """[(chance, token, where)] of a node's children: the draft's `width` best in their order; or with the first
-        of what the text had there (Echo.after), best first."""
+        of what the text had there (ContextLookup.after), best first."""
         agrees = bool(echoed) and echoed[0][0] == tokens[0]
         rows = [self.AGREED if agrees else self.FIRST] + [self.LATER] * (width - 1)
         found = [(t, (self.bin(c), row)) for t, c, row in zip(tokens, confidence, rows, strict=False) if t >= 0]

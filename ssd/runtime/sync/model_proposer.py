@@ -6,20 +6,20 @@ import torch
 
 from ssd.model.draft import Draft
 
-from ..devices.placement import CPU, Place
-from ..drafting.draft_runner import DraftRunner, Rows
+from ..devices.placement import CPU, Placement
+from ..drafting.draft_runner import DraftRows, DraftRunner
 from ..engine.features import Features
 from ..engine.tree import Tree
-from .context_lookup import Echo
+from .context_lookup import ContextLookup
 
 
 class State:
     """The draft's side of one sequence. Its KV stands for the first `cached` tokens, with true features."""
 
-    def __init__(self, place: int):
-        self.place = place
+    def __init__(self, slot: int):
+        self.slot = slot
         self.cached = 0  # tokens with KV
-        self.echo = Echo()
+        self.lookup = ContextLookup()
         self.base = 0  # KV index of the tree's node 0
         self.done: list[int] = []  # nodes with KV, in order
 
@@ -27,14 +27,22 @@ class State:
 class ModelProposer:
     """Trees drafted by a model for at most max_batch sequences of at most max_len tokens, in the calling thread.
 
-    rule: how tokens are chosen, Coupled or Sampled.
+    sampler: how tokens are chosen, CoupledSampler or RejectionSampler.
     """
 
     def __init__(
-        self, draft: Draft, rule, *, max_batch: int, max_len: int, nodes: int, chunk: int = 512, place: Place = CPU
+        self,
+        draft: Draft,
+        sampler,
+        *,
+        max_batch: int,
+        max_len: int,
+        nodes: int,
+        chunk: int = 512,
+        placement: Placement = CPU,
     ):
-        self.draft, self.rule, self.chunk = draft, rule, chunk
-        self.runner = DraftRunner(draft, max_batch=max_batch, max_len=max_len, nodes=nodes, place=place)
+        self.draft, self.sampler, self.chunk = draft, sampler, chunk
+        self.runner = DraftRunner(draft, max_batch=max_batch, max_len=max_len, nodes=nodes, placement=placement)
         self.ids = None if draft.ids is None else draft.ids.cpu()  # the target's id of each output
         self.layers = draft.feature_layers
         self.features: Features | None = None  # of the target
@@ -50,13 +58,13 @@ class ModelProposer:
 
     def propose(self, sequences, limits, thresholds, policy, width: int) -> list[Tree]:
         """For each sequence a tree of at most limits[i] levels, width children of a node and policy.nodes nodes."""
-        with self.runner.place.stream():
+        with self.runner.placement.stream():
             return self._propose(sequences, limits, thresholds, policy, width)
 
     def _propose(self, sequences, limits, thresholds, policy, width: int) -> list[Tree]:
         trees = [Tree() for _ in sequences]
         for tree, sequence in zip(trees, sequences, strict=True):
-            tree.kind = self.rule.kind(sequence.params)
+            tree.kind = self.sampler.kind(sequence.params)
         fit = [i for i, s in enumerate(sequences) if limits[i] > 0 and s.num_tokens + limits[i] <= self.runner.max_len]
         if not fit:
             return trees
@@ -68,14 +76,14 @@ class ModelProposer:
             of = [sequences[i] for i, _ in frontier]
             guessed = [sequences[i].num_tokens + level - 1 for i, _ in frontier]
             logits = self.runner.shape(logits, [(sequences[i], trees[i], node) for i, node in frontier])
-            ids, confidence, _, q = self.runner.best(self.rule, logits, of, guessed, wide)
+            ids, confidence, _, q = self.runner.candidates(self.sampler, logits, of, guessed, wide)
             grown = []
             for row, (i, parent) in enumerate(frontier):
                 keep, extend = thresholds[i]
                 if q is not None:
                     trees[i].q[parent] = q[row]
                     keep = -1.0
-                echoed = self.states[sequences[i]].echo.after(trees[i].path(parent)) if mixed and q is None else []
+                echoed = self.states[sequences[i]].lookup.after(trees[i].path(parent)) if mixed and q is None else []
                 above = trees[i].score[parent] if parent >= 0 else 1.0
                 for chance, token, where in policy.calibration.rank(ids[row], confidence[row], wide, echoed):
                     score = above * chance
@@ -101,13 +109,13 @@ class ModelProposer:
                 if node not in state.done:
                     break
                 state.cached += 1
-                pairs.append((state.place, state.base + node, state.base + k))
+                pairs.append((state.slot, state.base + node, state.base + k))
         self.runner.move(pairs)
 
     def release(self, sequence) -> None:
         state = self.states.pop(sequence, None)
         if state:
-            self.free.append(state.place)
+            self.free.append(state.slot)
 
     # ---- passes ----
 
@@ -131,7 +139,7 @@ class ModelProposer:
                 span = range(begin - shift, end - shift)
                 wants = [end - begin - 1] if end == known else []
                 rows.append(
-                    Rows(state.place, begin - shift, sequence.tokens[begin:end].tolist(), span, span, None, wants)
+                    DraftRows(state.slot, begin - shift, sequence.tokens[begin:end].tolist(), span, span, None, wants)
                 )
                 hidden.append(self.runner.hidden(self.features.of(sequence, self.layers), begin, end))
                 state.cached = end
@@ -142,9 +150,9 @@ class ModelProposer:
             if last:
                 ends = [n - 1 for n in accumulate(len(r.tokens) for r in rows)]
                 for state, sequence in zip(states, sequences, strict=True):
-                    state.echo.extend(sequence.tokens[state.echo.size : sequence.num_tokens].tolist())
+                    state.lookup.extend(sequence.tokens[state.lookup.size : sequence.num_tokens].tolist())
                     state.base, state.done = sequence.num_tokens - shift, []
-                return logits, self.runner.place.take(features, ends) if self.layers else features
+                return logits, self.runner.placement.take(features, ends) if self.layers else features
 
     def _extend(self, sequences, trees, grown, features):
         """Rows of new nodes [(sequence, node, row of its parent in the pass before)]."""
@@ -155,9 +163,11 @@ class ModelProposer:
             bits = [tree.bits[n] >> 1 for n in nodes]
             at = [state.base + n for n in nodes]
             rows.append(
-                Rows(state.place, state.base, [tree.tokens[n] for n in nodes], at, positions, bits, range(len(nodes)))
+                DraftRows(
+                    state.slot, state.base, [tree.tokens[n] for n in nodes], at, positions, bits, range(len(nodes))
+                )
             )
             state.done += nodes
         if self.layers:
-            hidden = self.runner.place.take(features, [row for _, _, row in grown])
+            hidden = self.runner.placement.take(features, [row for _, _, row in grown])
         return self.runner.forward(rows, hidden)

@@ -1,6 +1,6 @@
 """How much to speculate: estimates of acceptance and of costs, learnt from every round."""
 
-from ..moving_average import Mean
+from ..moving_average import MovingAverage
 from .calibration import Calibration
 
 
@@ -21,7 +21,7 @@ class Policy:
     def __init__(self, depth: int = 5, width: int = 1, nodes: int = 7, adaptive: bool = True):
         self.depth, self.width, self.nodes, self.adaptive = depth, width, nodes, adaptive
         self.calibration = Calibration()
-        self.plain, self.per_row, self.per_draft_step = Mean(0.25), Mean(), Mean()  # seconds
+        self.plain, self.per_row, self.per_draft_step = MovingAverage(0.25), MovingAverage(), MovingAverage()  # seconds
         self.run = self.runs = 0
         self.since_plain = self.REST[0][1]
 
@@ -99,8 +99,8 @@ class Record:
     def __init__(self, before: "Record | None" = None, rate: float = 0.06):
         emitted, cost = (before.emitted.value, before.cost.value) if before else (1.5, 1.15)
         worth = 0 if before else 4
-        self.emitted = Mean(rate, emitted, worth)  # tokens of a round
-        self.cost = Mean(rate, cost, worth)  # its time in plain steps
+        self.emitted = MovingAverage(rate, emitted, worth)  # tokens of a round
+        self.cost = MovingAverage(rate, cost, worth)  # its time in plain steps
         self.trials, self.tried = before.trials if before else Trials(), False
 
     def speed(self) -> float:

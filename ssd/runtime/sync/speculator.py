@@ -11,12 +11,12 @@ from ..engine.verify import verify_by_rejection, verify_coupled
 from .policy import Policy, Record
 
 
-class Speculator:
+class SyncSpeculator:
     """Between an engine and a proposer.
 
     proposer: propose(sequences, limits, thresholds, policy, width) -> trees, accept(sequences, trees, paths),
     release(sequence), ids, layers, steps, and features, which the engine's become. rejection: verify by rejection
-    sampling in place of the coupled rule.
+    sampling in place of the coupled sampler.
     """
 
     def __init__(self, proposer, policy: Policy, rejection: bool = False):
@@ -63,11 +63,11 @@ class Speculator:
         self.policy.drafted(self.proposer.steps - before, self.seconds)
         return trees
 
-    def verify(self, plan, trees, logits, verification, sampling, place) -> Verified:
+    def verify(self, plan, trees, logits, verification, sampling, placement) -> Verified:
         """Verified for the sequences of the plan that sample, in host memory."""
         if not self.rejection:
-            return verify_coupled(logits, verification, sampling, place)
-        return verify_by_rejection(plan, trees, *place.get(logits), verification, sampling, self.proposer.ids)
+            return verify_coupled(logits, verification, sampling, placement)
+        return verify_by_rejection(plan, trees, *placement.get(logits), verification, sampling, self.proposer.ids)
 
     def observe(self, plan, trees, paths, offsets, features, seconds: float) -> None:
         """After a pass of so many seconds, before the sequences move on. paths[i]: accepted nodes, None without a
