@@ -23,8 +23,8 @@ from pathlib import Path
 
 import torch
 
-from ssd.command import guarded, listed, whole
-from ssd.jsonl import read_lines
+from ssd.cli.command import guarded, listed, whole
+from ssd.cli.jsonl import read_lines
 
 from . import plots, results
 from .agreement import agreement

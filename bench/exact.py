@@ -17,7 +17,7 @@ import random
 import sys
 import time
 
-from ssd.command import guarded, listed, whole
+from ssd.cli.command import guarded, listed, whole
 
 from . import results
 from .decode import check_names, workloads_of

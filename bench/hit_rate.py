@@ -10,7 +10,7 @@ import argparse
 import itertools
 import sys
 
-from ssd.command import guarded, listed, whole
+from ssd.cli.command import guarded, listed, whole
 
 from . import plots, results
 from .decode import check_names, workloads_of

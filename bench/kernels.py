@@ -18,7 +18,7 @@ import sys
 
 import torch
 
-from ssd.command import guarded, listed
+from ssd.cli.command import guarded, listed
 from ssd.kernels import library
 
 from . import cases, plots, results, shapes

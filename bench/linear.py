@@ -18,7 +18,7 @@ import gguf
 import torch
 import torch.nn.functional as F
 
-from ssd.command import guarded, listed
+from ssd.cli.command import guarded, listed
 from ssd.kernels import library
 from ssd.kernels.linear import BLOCK_BYTES
 from ssd.model.memory import Arena

@@ -14,7 +14,7 @@ import time
 import numpy as np
 import torch
 
-from ssd.command import guarded, whole
+from ssd.cli.command import guarded, whole
 
 from . import results
 from .decode import PROMPTS, workloads_of

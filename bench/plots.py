@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from ssd.command import guarded
+from ssd.cli.command import guarded
 
 
 def beside(path: str | None, draw: Callable, rows: list[dict], name: str = "") -> None:

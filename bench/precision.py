@@ -12,7 +12,7 @@ import sys
 
 import torch
 
-from ssd.command import guarded, whole
+from ssd.cli.command import guarded, whole
 from ssd.model.batch import Batch
 
 from . import results

@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from ssd.markdown import table
+from ssd.cli.markdown import table
 
 from .machine import describe
 

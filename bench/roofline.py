@@ -9,7 +9,7 @@ import sys
 
 import torch
 
-from ssd.command import guarded, listed
+from ssd.cli.command import guarded, listed
 from ssd.kernels import library
 from ssd.model import memory
 

@@ -18,7 +18,7 @@ from contextlib import nullcontext
 import torch
 
 from ssd import kernels
-from ssd.command import guarded
+from ssd.cli.command import guarded
 from ssd.model import Llama, LlamaConfig
 from ssd.model.batch import Batch
 from ssd.model.config import Rope

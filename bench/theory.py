@@ -16,7 +16,7 @@ import sys
 import time
 from collections import defaultdict
 
-from ssd.command import guarded, listed, whole
+from ssd.cli.command import guarded, listed, whole
 from ssd.simulate.formula import theorem_7
 
 from . import results

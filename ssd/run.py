@@ -6,9 +6,9 @@ import sys
 import time
 from pathlib import Path
 
-from ssd import sampling_options
-from ssd.command import BadInput, Parser, asked, check_writable, guarded, printer, stop_at_once, threads, written
-from ssd.jsonl import read_lines
+from ssd.cli import sampling_options
+from ssd.cli.command import BadInput, Parser, asked, check_writable, guarded, printer, stop_at_once, threads, written
+from ssd.cli.jsonl import read_lines
 
 DEFAULT_TARGET = "SmolLM2-135M-Instruct"
 DTYPES = ("bf16", "int8", "q4", "fp32")

@@ -14,7 +14,7 @@ import tiny_checkpoint
 import torch
 from safetensors.torch import load_file, save_file
 
-from ssd.command import BadInput, threads
+from ssd.cli.command import BadInput, threads
 from ssd.model import hub
 from ssd.run import DEFAULT_TARGET, main, read_prompts
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from ssd.command import guarded
+from ssd.cli.command import guarded
 
 from . import converted
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from ssd.command import guarded
+from ssd.cli.command import guarded
 from ssd.distill.config import save_json
 from ssd.model import resolve
 from ssd.model.config import read_json

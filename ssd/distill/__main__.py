@@ -6,7 +6,7 @@ import logging
 import sys
 from importlib.util import find_spec
 
-from ssd.command import BadInput, Parser, check_writable, guarded, stop_at_once, threads
+from ssd.cli.command import BadInput, Parser, check_writable, guarded, stop_at_once, threads
 
 from .train import TrainOptions
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ssd.jsonl import read_lines
+from ssd.cli.jsonl import read_lines
 
 TOP = 8  # teacher tokens kept at each position
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ssd import kernels
-from ssd.jsonl import read_lines
+from ssd.cli.jsonl import read_lines
 from ssd.model import hub
 
 from .data import TOP, Sequences, chat, encode_nlp, expand, save, text_of

@@ -7,8 +7,8 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from ssd.command import Parser, check_writable, guarded, whole, written
-from ssd.markdown import table
+from ssd.cli.command import Parser, check_writable, guarded, whole, written
+from ssd.cli.markdown import table
 
 from . import announcement, paper, questions
 from .fit import Fit, fit
