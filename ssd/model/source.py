@@ -22,8 +22,8 @@ def checked_dtype(source: str | Path, dtype: str | None, device: torch.device) -
     if dtype is None:
         if device.type != "cpu" or not is_gguf(source):
             return "bf16"
-        from .gguf_file import GGUFFile  # the package gguf loads slowly
-        from .gguf_weights import mostly_four_bits
+        from .gguf.file import GGUFFile  # the package gguf loads slowly
+        from .gguf.weights import mostly_four_bits
 
         return "q4" if mostly_four_bits(GGUFFile(source)) else "bf16"
     if dtype not in DTYPES:
@@ -39,17 +39,17 @@ def open_model(source: str | Path, dtype: str) -> tuple[LlamaConfig, Checkpoint]
     Raises ValueError as LlamaConfig.from_folder and Checkpoint do, for a GGUF file as GGUFFile and llama_config do.
     """
     if is_gguf(source):
-        from .gguf_config import llama_config
-        from .gguf_file import GGUFFile
-        from .gguf_weights import GGUFCheckpoint
+        from .gguf.config import llama_config
+        from .gguf.file import GGUFFile
+        from .gguf.weights import GGUFCheckpoint
 
         file = GGUFFile(source)
         config = llama_config(file)
         return config, GGUFCheckpoint(file, config, dtype == "q4")
     config = LlamaConfig.from_folder(source)
     if dtype == "q4":
-        from .gguf_file import GGUFFile
-        from .gguf_weights import GGUFCheckpoint, mostly_four_bits
+        from .gguf.file import GGUFFile
+        from .gguf.weights import GGUFCheckpoint, mostly_four_bits
 
         files = [file for path in sorted(Path(source).glob("*.gguf")) if mostly_four_bits(file := GGUFFile(path))]
         if len(files) == 1:

@@ -27,8 +27,8 @@ class Tokenizer:
 
     def __init__(self, source: str | Path):
         if is_gguf(source):
-            from .gguf_file import GGUFFile  # the package gguf loads slowly
-            from .gguf_tokenizer import read_tokenizer
+            from .gguf.file import GGUFFile  # the package gguf loads slowly
+            from .gguf.tokenizer import read_tokenizer
 
             self.backend, self.special_tokens, self.chat_template = read_tokenizer(GGUFFile(source))
         else:

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Type
 
-from .config import LlamaConfig
-from .gguf_config import ROPE_FACTORS
-from .gguf_file import GGUFFile, GGUFTensor
-from .weights import Checkpoint
+from ..config import LlamaConfig
+from ..weights import Checkpoint
+from .config import ROPE_FACTORS
+from .file import GGUFFile, GGUFTensor
 
 LAYER_TENSORS = {
     "attn_norm": "input_layernorm",

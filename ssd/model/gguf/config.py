@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from .config import LlamaConfig
-from .gguf_file import GGUFFile
+from ..config import LlamaConfig
+from .file import GGUFFile
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end_of_text|>", "<|endoftext|>")  # of an answer, besides eos

@@ -3,11 +3,11 @@
 import json
 from pathlib import Path
 
-from .gguf_config import llama_config, read_config
-from .gguf_file import GGUFFile
-from .gguf_tokenizer import read_tokenizer
-from .gguf_weights import GGUFCheckpoint
-from .safetensors_file import write_safetensors
+from ..safetensors_file import write_safetensors
+from .config import llama_config, read_config
+from .file import GGUFFile
+from .tokenizer import read_tokenizer
+from .weights import GGUFCheckpoint
 
 
 def import_gguf(path: str | Path, folder: str | Path, progress=lambda tensors: tensors) -> None:
