@@ -24,7 +24,6 @@ from pathlib import Path
 import torch
 
 from ssd.cli.command import guarded, listed, whole
-from ssd.cli.jsonl import read_lines
 
 from . import plots, results
 from .agreement import agreement
@@ -32,35 +31,9 @@ from .machine import cores_of
 from .peers import SYSTEMS
 from .timing import REST, ratio, spread
 from .worker import Worker, WorkerError
+from .workloads import check_names, workloads_of
 
-PROMPTS = Path(__file__).parent / "prompts"
 WARM_UP_TOKENS = 8
-
-
-def read_workloads(files: list[str], limit: int | None) -> dict[str, list[str]]:
-    """Workload (the file's stem) to its prompts. Raises ValueError that names the file and line."""
-    workloads = {}
-    for file in map(Path, files):
-        lines = read_lines(file)[:limit]
-        if wrong := [where for where, line in lines if not isinstance(line.get("prompt"), str)]:
-            raise ValueError(f"{wrong[0]}: wanted an object with a `prompt`, a text")
-        if not lines:
-            raise ValueError(f"{file}: holds no prompt")
-        workloads[file.stem] = [line["prompt"] for _, line in lines]
-    return workloads
-
-
-def workloads_of(parser, args, folder: Path = PROMPTS) -> dict[str, list[str]]:
-    """Those of --data and --limit, else of a folder; files that cannot be read are the parser's error."""
-    try:
-        return read_workloads(args.data or sorted(map(str, folder.glob("*.jsonl"))), args.limit)
-    except (OSError, ValueError) as e:
-        parser.error(f"--data: {e}")
-
-
-def check_names(parser, option: str, names: list[str], known) -> None:
-    if unknown := [name for name in names if name not in known]:
-        parser.error(f"{option}: got {unknown[0]!r}, wanted some of {', '.join(known)}")
 
 
 def configurations(systems: list[str], modes: list[str], peer_modes: list[str], precisions: list[str] | None):

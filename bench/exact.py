@@ -20,7 +20,7 @@ import time
 from ssd.cli.command import guarded, listed, whole
 
 from . import results
-from .decode import check_names, workloads_of
+from .workloads import check_names, workloads_of
 
 
 def product(args) -> list[dict]:

@@ -13,7 +13,7 @@ import sys
 from ssd.cli.command import guarded, listed, whole
 
 from . import plots, results
-from .decode import check_names, workloads_of
+from .workloads import check_names, workloads_of
 
 VERIFY = {
     "coupled": {},

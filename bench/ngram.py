@@ -17,8 +17,8 @@ import torch
 from ssd.cli.command import guarded, whole
 
 from . import results
-from .decode import PROMPTS, workloads_of
 from .timing import spread
+from .workloads import PROMPTS, workloads_of
 
 LONG = 32768
 

@@ -16,7 +16,7 @@ from ssd.cli.command import guarded, whole
 from ssd.model.batch import Batch
 
 from . import results
-from .decode import workloads_of
+from .workloads import workloads_of
 
 
 def read(model, ids: list[int], start: int) -> tuple[int, float]:

@@ -20,10 +20,10 @@ from ssd.cli.command import guarded, listed, whole
 from ssd.simulate.formula import theorem_7
 
 from . import results
-from .decode import check_names, workloads_of
 from .machine import cores_of
 from .timing import REST
 from .worker import Worker
+from .workloads import check_names, workloads_of
 
 MODES = {"ar": (1, "ar"), "sd": (1, "sd"), "ssd": (2, "ssd"), "ar2": (2, "ar"), "sd2": (2, "sd"), "auto2": (2, "auto")}
 

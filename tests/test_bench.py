@@ -14,6 +14,7 @@ from bench import decode, machine, plots, results, timing
 from bench.agreement import agreement
 from bench.peers import SYSTEMS, System, gguf_file, timeline
 from bench.worker import Worker, WorkerError
+from bench.workloads import PROMPTS, read_workloads
 from ssd.runtime.engine.trace import Trace
 
 CORE = sorted(os.sched_getaffinity(0))[:1]
@@ -194,16 +195,16 @@ def test_long_prompts_have_the_length_and_differ():
 
 
 def test_own_prompts_and_broken_files(tmp_path):
-    files = sorted(map(str, decode.PROMPTS.glob("*.jsonl")))
-    workloads = decode.read_workloads(files, None)
-    assert {w: len(set(p)) for w, p in workloads.items()} == {"code": 12, "dialogue": 12, "maths": 12}
+    files = sorted(map(str, PROMPTS.glob("*.jsonl")))
+    found = read_workloads(files, None)
+    assert {w: len(set(p)) for w, p in found.items()} == {"code": 12, "dialogue": 12, "maths": 12}
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"prompt": "x"}\n{"text": "y"}\n')
     with pytest.raises(ValueError, match="bad.jsonl line 2: "):
-        decode.read_workloads([str(bad)], None)
+        read_workloads([str(bad)], None)
     bad.write_text("\n")
     with pytest.raises(ValueError, match="bad.jsonl: holds no prompt"):
-        decode.read_workloads([str(bad)], None)
+        read_workloads([str(bad)], None)
 
 
 @pytest.mark.skipif(len(machine.CORES) < 2, reason="wants two cores")

@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 
-from bench.kernel_report import ARCHS, faults, finished
-from bench.kernel_report_cuda import rows
+from bench.kernel_report.__main__ import ARCHS, faults, finished
+from bench.kernel_report.cuda import rows
 
 
 @pytest.fixture(scope="module")

@@ -51,7 +51,7 @@ GOOD = dict(kernel="x", arch="sm_90", dtype="bfloat16", shape="s", head_dim=128,
     ],
 )
 def test_the_report_ends_with_an_error_where_a_rule_is_broken(broken, words, monkeypatch, capsys):
-    from bench import kernel_report
+    from bench.kernel_report import __main__ as kernel_report
 
     monkeypatch.setattr(sys, "argv", ["kernel_report"])
     for row in (GOOD, GOOD | broken | {"head_dim": 256}, GOOD | broken | {"dtype": "float32"}, GOOD | broken):
@@ -66,7 +66,7 @@ def test_the_report_ends_with_an_error_where_a_rule_is_broken(broken, words, mon
 
 
 def test_instructions_are_read_from_machine_code():
-    from bench.sass import instructions
+    from bench.kernel_report.sass import instructions
 
     code = """
         /*0010*/ LDG.E.128 R4, desc[UR4][R2.64] ;
@@ -79,7 +79,7 @@ def test_instructions_are_read_from_machine_code():
 
 
 def test_occupancy_of_known_limits():
-    from bench.kernel_report import occupancy
+    from bench.kernel_report.__main__ import occupancy
 
     assert occupancy(32, 256, 0, "sm_90") == 1.0
     assert occupancy(255, 128, 0, "sm_90") == 8 / 64  # two blocks of four warps

@@ -6,7 +6,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from bench.kernel_report_triton import compile_launch, floats, ints, longs, lower, meta, recorded  # noqa: E402
+from bench.kernel_report.triton import compile_launch, floats, ints, longs, lower, meta, recorded  # noqa: E402
 from ssd.kernels import cuda  # noqa: E402
 
 FORMS = {form.__name__: form for form in cuda.FORMS}

@@ -27,8 +27,8 @@ from ssd.kernels.top_f.triton import top_f
 from ssd.kernels.tree_attention.triton import tree_attention
 from ssd.kernels.verify.triton import verify_coupled
 
+from ..shapes import MODELS, PAGE, Model, Size, attention_cost
 from .sass import instructions
-from .shapes import MODELS, PAGE, Model, Size, attention_cost
 
 TYPES = {
     torch.float32: "fp32",

@@ -14,7 +14,7 @@ import importlib
 import sys
 from importlib.util import find_spec
 
-from . import results
+from .. import results
 
 FORMS = ("triton", "cuda")
 ARCHS = (80, 90, 100)
@@ -57,10 +57,10 @@ def report(archs=ARCHS, quick: bool = False, forms=FORMS) -> tuple[list[dict], l
     """The rows of all forms that can be compiled here, and why others cannot."""
     rows, missing = [], []
     for form in forms:
-        if find_spec(f"bench.kernel_report_{form}") is None:
+        if find_spec(f"bench.kernel_report.{form}") is None:
             continue
         try:
-            module = importlib.import_module(f"bench.kernel_report_{form}")
+            module = importlib.import_module(f"bench.kernel_report.{form}")
             rows += [finished(row) for row in module.rows(archs, quick)]
         except (ImportError, FileNotFoundError) as e:
             missing.append(f"{form}: {e}")

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..shapes import MODELS, Model, Size, attention_cost
 from .sass import instructions
-from .shapes import MODELS, Model, Size, attention_cost
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 HEAD_DIMS = (64, 80, 96, 128, 256)
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 SHAPES = {1: (1, 1, 4096), 2: (1, 8, 4096), 4: (1, 64, 4096)}  # by warps along the rows: batch, rows, prefix

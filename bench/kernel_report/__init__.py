@@ -1,0 +1,1 @@
+"""Compiles every GPU kernel and reads registers, spills and instructions from the binary; no GPU is needed."""
