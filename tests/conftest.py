@@ -29,7 +29,7 @@ def own_cache(tmp_path_factory, monkeypatch):
 def patience(request, monkeypatch):
     """A busy machine is no fault of a draft lane; only tests of hanging lanes wait as briefly as the product does."""
     if "briefly" not in request.keywords:
-        monkeypatch.setattr("ssd.runtime.lanes.verify_lane.supervisor.STALLED", 20.0)
+        monkeypatch.setattr("ssd.runtime.lanes.supervisor.STALLED", 20.0)
 
 
 @pytest.fixture

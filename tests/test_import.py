@@ -50,7 +50,7 @@ print(sorted(packages - allowed), sorted(n for n in sys.modules if n.startswith(
 
 
 def test_tree_attention_needs_torch_alone():
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parents[1]
     run = subprocess.run([sys.executable, "-c", SCRIPT], cwd=root, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert run.stdout.split("\n")[0] == "[] []"
@@ -59,7 +59,7 @@ def test_tree_attention_needs_torch_alone():
 def test_every_folder_with_code_is_a_package_that_is_installed():
     from setuptools import find_packages
 
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parents[1]
     folders = {".".join(p.parent.relative_to(root).parts) for p in (root / "ssd").rglob("*.py")}
     assert folders == set(find_packages(root, include=["ssd*"]))
 
@@ -67,7 +67,7 @@ def test_every_folder_with_code_is_a_package_that_is_installed():
 @pytest.mark.parametrize("old", ["exit 1", None])
 def test_build_wants_a_python_that_is_new_enough(old, tmp_path):
     for name in ("Makefile", "requirements.txt"):
-        shutil.copy(Path(__file__).parent.parent / name, tmp_path)
+        shutil.copy(Path(__file__).parents[1] / name, tmp_path)
     python = tmp_path / "python"
     if old:
         python.write_text(f"#!/bin/sh\n{old}\n")

@@ -1,5 +1,5 @@
 // Two lanes at full speed on one speculation cache, every value checked against where it must come from.
-// Compiled by tests/test_protocol_stress.py with -fsanitize=thread against a copy of the header whose atomic
+// Compiled by tests/runtime/lanes/test_protocol_stress.py with -fsanitize=thread against a copy of the header whose atomic
 // operations call stress_delay() first. Usage: stress SWAPS FAULT SEED
 #include <chrono>
 #include <cstdint>

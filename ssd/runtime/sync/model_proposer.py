@@ -7,10 +7,10 @@ import torch
 from ssd.model.draft import Draft
 
 from ..devices.placement import CPU, Placement
+from ..drafting.context_lookup import ContextLookup
 from ..drafting.draft_runner import DraftRows, DraftRunner
 from ..engine.features import Features
 from ..engine.tree import Tree
-from .context_lookup import ContextLookup
 
 
 class State:

@@ -1,0 +1,18 @@
+"""Calls of the command in this process."""
+
+from ssd.run import main
+
+
+def call(capsys, *arguments):
+    """(exit code, stdout, stderr) of the command."""
+    code = main([str(a) for a in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def refused(capsys, *arguments):
+    """The one sentence of a refusal."""
+    code, out, err = call(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("ssd: ") and err.count("\n") == 1 and "Traceback" not in err
+    return err

@@ -1,0 +1,92 @@
+"""The CUDA C++ kernels on a GPU, by the tests that they pass on the host; attention and kv_copy also by
+the tests that all forms share."""
+
+import numpy as np
+import pytest
+import torch
+from attention_cases import make_case
+from cuda_host import attention_cases as ac
+from cuda_host.attention_cases import SHAPES, same_bits
+from cuda_host.rounds import N, Rounds, read
+
+from ssd.kernels import tree_attention, verify_swap
+from ssd.kernels.tree_attention.cuda import tree_attention as cuda_tree_attention
+
+pytestmark = pytest.mark.gpu
+NAMES = "q k v page_table prefix_lens row_offsets mask".split()
+
+
+def attend(x, form=cuda_tree_attention):
+    args = [x[n] if x[n] is None else x[n].cuda() for n in NAMES]
+    return [t.cpu() for t in form(*args, scale=x["scale"], softcap=x["softcap"], return_lse=True)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_attention_matches_reference_and_every_row_plain_decoding(shape):
+    rng = np.random.default_rng(shape[3])
+    x = ac.make(rng, *shape)
+    whole = attend(x)
+    ac.check(x, *whole)
+    for r in range(0, len(x["q"]), max(1, len(x["q"]) // 12)):
+        assert same_bits([t[r : r + 1] for t in whole], attend(ac.row_alone(rng, x, r))), r
+
+
+@pytest.mark.parametrize("mask", [None, "tree"])
+@pytest.mark.parametrize("form", [tree_attention, cuda_tree_attention], ids=["triton", "cuda"])
+def test_a_row_does_not_depend_on_how_many_come_with_it(form, mask):
+    """From one row to so many that spans are folded in place; the same request in a batch and alone."""
+    rng = np.random.default_rng(11)
+    x = ac.make(rng, [40, 300 if mask is None else 60, 1], [1000, 700, 2000], heads=(32, 8), head_dim=128, mask=mask)
+    whole = attend(x, form)
+    for r in (0, 39, 40, 77, 99, len(x["q"]) - 1):
+        assert same_bits([t[r : r + 1] for t in whole], attend(ac.row_alone(rng, x, r), form)), r
+
+
+@pytest.mark.parametrize("form", [tree_attention, cuda_tree_attention], ids=["triton", "cuda"])
+def test_attention_with_offsets_beyond_32_bits(form):
+    if torch.cuda.mem_get_info()[0] < 24 << 30:
+        pytest.skip("needs 24 GiB of free memory on the GPU")
+    x = ac.make(np.random.default_rng(10), [3, 2], [20, 5], heads=(4, 2))
+    near = attend(x, form)
+    args = {n: None if x[n] is None else x[n].cuda() for n in NAMES}
+    for dim in range(3):
+        strides = list(x["k"].stride())
+        strides[dim] = 2**31 // (x["k"].shape[dim] - 1) // 8 * 8 + 64  # the last one is beyond 2^31 elements
+        base = torch.empty(sum((n - 1) * s for n, s in zip(x["k"].shape, strides, strict=True)) + 1, dtype=x["k"].dtype,
+                           device="cuda")  # fmt: skip
+        far = {n: base.as_strided(x["k"].shape, strides).copy_(args[n]) for n in "k"}
+        got = form(*(args | far).values(), scale=x["scale"], softcap=0.0, return_lse=True)
+        assert same_bits(near, [t.cpu() for t in got]), dim
+        del base, far
+
+
+@pytest.mark.parametrize("features", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_verify_swap_is_what_the_host_runs(seed, features):
+    """Every word of cache, outcome and next inputs equals that of the same kernel on the host."""
+    from cuda_host import harness
+
+    r = Rounds(seed, features, deep=seed == 3)
+    r.publish([0, 2, 3, 5], int(r.rng.integers(1, N)))
+    case = r.case()
+    want = read(harness.run([case])[0])
+    inputs = {n: torch.from_numpy(case[n].view(np.int64) if n == "mask" else case[n]).cuda()
+              for n in "ids parents positions kv_slots mask prefix_lens".split()}  # fmt: skip
+    cache, sampled = r.cache.block.cuda(), torch.from_numpy(case["sampled"]).cuda()
+    rest = torch.from_numpy(case["page_table"]).cuda(), case["page_size"], torch.from_numpy(case["capacity"]).cuda()
+    rows = None if r.features is None else r.features.cuda()
+    done = verify_swap(cache, list(r.cache.sizes), r.slots.cuda(), sampled, *inputs.values(), *rest, rows)
+    got = {"cache": cache, **inputs, **done._asdict()}
+    for name, value in want.items():
+        mine = got[name].cpu().numpy().ravel()
+        assert np.array_equal(mine.view(value.dtype), value), name
+
+
+def test_opcheck():
+    case = make_case([20, 5], [3, 2], 4, 2, 64, torch.bfloat16, tree=1)
+    args = [t.cuda() for t in case.args()]
+    torch.library.opcheck(torch.ops.ssd.cuda_tree_attention.default, (*args, 0.125, 0.0, True))
+    torch.library.opcheck(torch.ops.ssd.tree_attention.default, (*args, 0.125, 0.0, True))
+    cache, moves = torch.randn(2, 3, 16, 2, 64, device="cuda"), torch.tensor([1, 2], device="cuda")
+    for op in (torch.ops.ssd.cuda_kv_copy.default, torch.ops.ssd.kv_copy.default):
+        torch.library.opcheck(op, (cache, cache.clone(), moves, moves + 4))

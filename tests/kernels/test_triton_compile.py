@@ -1,0 +1,95 @@
+"""A few Triton kernels compiled without a GPU, in their own process: what the machine code must and must not have."""
+
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    file = tmp_path_factory.mktemp("report") / "report.json"
+    command = [sys.executable, "-m", "bench.kernel_report", "--quick", "--forms", "triton", "--json", str(file)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-4000:]
+    return [row for row in json.loads(file.read_text())["rows"] if row["form"] == "triton"]
+
+
+@pytest.mark.timeout(900)
+def test_products_use_one_instruction_wide_loads_and_no_spills(rows):
+    products = [row for row in rows if row["flops"]]
+    assert {(row["kernel"], row["arch"]) for row in products} == {
+        (kernel, f"sm_{arch}")
+        for kernel in ("tree_attention_fwd_kernel", "linear_fwd_kernel") for arch in (80, 90, 100)
+    }  # fmt: skip
+    assert {row["head_dim"] for row in products} == {64, 128}
+    for row in products:
+        assert row["mma"] == ["HMMA.16816.F32.BF16"], row
+        assert row["wide_loads"] > 0 and row["narrow_copies"] == 0, row
+        assert 0 < row["occupancy"] <= 1 and row["roofline_us"]["H200"] < row["roofline_us"]["A100"]
+    assert all(row["spill_bytes"] == 0 for row in rows)
+
+
+GOOD = dict(kernel="x", arch="sm_90", dtype="bfloat16", shape="s", head_dim=128, flops=1, bytes=1, threads=128,
+            registers=9, shared_bytes=0, spill_bytes=0, mma=["HMMA"], wide_loads=1, narrow_copies=0)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "broken,words",
+    [
+        ({"spill_bytes": 8}, "8 bytes spilled"),
+        ({"mma": []}, "no tensor-core instruction"),
+        ({"wide_loads": 0}, "no 128-bit load"),
+        ({"narrow_copies": 3}, "3 copies of less than 128 bits"),
+    ],
+)
+def test_the_report_ends_with_an_error_where_a_rule_is_broken(broken, words, monkeypatch, capsys):
+    from bench.kernel_report import __main__ as kernel_report
+
+    monkeypatch.setattr(sys, "argv", ["kernel_report"])
+    for row in (GOOD, GOOD | broken | {"head_dim": 256}, GOOD | broken | {"dtype": "float32"}, GOOD | broken):
+        rows = [kernel_report.finished(GOOD | {"form": "cuda"}), kernel_report.finished(row | {"form": "cuda"})]
+        monkeypatch.setattr(kernel_report, "report", lambda rows=rows, **_: (rows, []))
+        if row != GOOD | broken:
+            kernel_report.main()
+            continue
+        with pytest.raises(SystemExit) as end:
+            kernel_report.main()
+        assert end.value.code == f"x sm_90 bfloat16 s: {words}"
+
+
+def test_instructions_are_read_from_machine_code():
+    from bench.kernel_report.sass import instructions
+
+    code = """
+        /*0010*/ LDG.E.128 R4, desc[UR4][R2.64] ;
+        /*0020*/ LDG.E R0, desc[UR4][R8.64] ;
+        /*0030*/ LDGSTS.E.BYPASS.LTC128B.128.ZFILL [R9], desc[UR4][R2.64], P0 ;
+        /*0040*/ LDGSTS.E.LTC128B.64 [R9+0x8], desc[UR4][R2.64] ;
+        /*0050*/ HMMA.16816.F32.BF16 R4, R4, R8, R4 ;
+    """
+    assert instructions(code) == {"mma": ["HMMA.16816.F32.BF16"], "wide_loads": 2, "narrow_copies": 1}
+
+
+def test_occupancy_of_known_limits():
+    from bench.kernel_report.__main__ import occupancy
+
+    assert occupancy(32, 256, 0, "sm_90") == 1.0
+    assert occupancy(255, 128, 0, "sm_90") == 8 / 64  # two blocks of four warps
+    assert occupancy(32, 128, 100 * 1024, "sm_80") == 4 / 64
+    assert occupancy(32, 32, 0, "sm_90") == 0.5  # 32 blocks of one warp
+
+
+def test_forms_take_the_arguments_of_the_operators():
+    from ssd.kernels import cuda
+
+    for form in cuda.FORMS:
+        schema = getattr(torch.ops.ssd, form.__name__).default._schema
+        assert list(inspect.signature(form).parameters) == [argument.name for argument in schema.arguments], form
