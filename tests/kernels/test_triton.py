@@ -1,5 +1,8 @@
-"""The Triton forms in Triton's interpreter, which must be chosen before import: so in their own process. It runs
-tests/kernels/triton_kernels, and of the tests that all forms share (tests/helpers/backends.py) what the interpreter can afford."""
+"""The Triton forms in Triton's interpreter, which must be chosen before import, so in a process of their own.
+
+That process runs triton_kernels, and of the tests that all forms share (tests/helpers/backends.py) what the interpreter
+can afford.
+"""
 
 import os
 import subprocess

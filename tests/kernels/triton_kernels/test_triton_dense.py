@@ -1,4 +1,4 @@
-"""What the Triton forms do beside the public operators; tests/kernels/test_linear.py and its like say what they compute."""
+"""What the Triton forms do beside the public operators; test_linear.py and its like say what they compute."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What the Triton forms do beside the public operators; tests/kernels/test_sample.py and its like say what they draw."""
+"""What the Triton forms do beside the public operators; test_sample.py and its like say what they draw."""
 
 import numpy as np
 import pytest
