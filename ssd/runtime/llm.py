@@ -18,12 +18,9 @@ from .engine.trace import Trace
 from .factory import load_drafts, make_speculator, verify_cores
 from .options import EngineOptions, SpeculationOptions
 from .output import Chunk, Output
+from .requests import Prompt, Requests, is_one
 from .sampling.grammar import Grammars
 from .sampling.sampling_params import SamplingParams
-from .sampling.seeds import derived_seed, sample_seed
-from .sampling.text_stream import TextStream
-
-Prompt = str | list[int] | list[dict]
 
 
 class LLM:
@@ -68,9 +65,9 @@ class LLM:
             placement=placement_of(model, verify_cores(speculation, options)),
         )  # fmt: skip
         self.grammars = Grammars(tokenizer, self.engine.eos_ids, model.config.vocab_size)
+        self.requests = Requests(tokenizer, self.grammars, model.config.vocab_size, self.max_model_len, options)
         self._lock = threading.Lock()
         self._bound = threading.local()
-        self._requests = 0
 
     def close(self) -> None:
         """Stop what runs beside the caller; an LLM that is let go does it by itself."""
@@ -132,14 +129,14 @@ class LLM:
         chat template), or a list of these. params: for all, or one for each. on_finish(i, output) is called as
         answer i is done. Nothing runs before every prompt has been checked; on an exception all are cancelled.
         """
-        if _is_one(prompts):
+        if is_one(prompts):
             prompts = [prompts]
         params = list(params) if isinstance(params, (list, tuple)) else [params] * len(prompts)
         if len(params) != len(prompts):
             raise ValueError(f"params: got {len(params)} for {len(prompts)} prompts, wanted one for each")
         params = [self.check(p) for p in params]
         ids = [self.encode(prompt, f"prompts[{i}]") for i, prompt in enumerate(prompts)]
-        samples = [self._samples(*pair) for pair in zip(ids, params, strict=True)]
+        samples = [self.requests.sequences(*pair) for pair in zip(ids, params, strict=True)]
         sequences = [s for group in samples for s in group]
         given = [prompt for prompt, group in zip(prompts, samples, strict=True) for _ in group]
         outputs = [None] * len(sequences)
@@ -166,7 +163,7 @@ class LLM:
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
         """The answer to one prompt, piece by piece; its samples side by side. Closing the iterator cancels them."""
-        return self._stream(self._samples(self.encode(prompt), self.check(params)))
+        return self._stream(self.requests.sequences(self.encode(prompt), self.check(params)))
 
     def _stream(self, sequences: list[Sequence]) -> Iterator[Chunk]:
         seen = dict.fromkeys(range(len(sequences)), 0)  # tokens told, of the samples that go on
@@ -201,52 +198,13 @@ class LLM:
             for sequence in sequences:
                 self.engine.cancel(sequence)
 
-    def _samples(self, ids: list[int], params: SamplingParams) -> list[Sequence]:
-        with self._lock:
-            seed = derived_seed(self.options.seed, self._requests) if params.seed is None else params.seed
-            self._requests += 1
-        room = min(params.max_tokens, self.max_model_len - len(ids))
-        samples = []
-        for i in range(params.n):
-            text = TextStream(self.tokenizer.detokenizer(), params.stop)
-            samples.append(Sequence.start(ids, room, params, sample_seed(seed, i), text, i))
-            samples[-1].logits_processors += filter(None, [self.grammars.start(params)])
-        return samples
-
     def check(self, params: SamplingParams | None) -> SamplingParams:
-        """The same, or the default. Raises ValueError, TypeError or ImportError for what this model cannot serve."""
-        if not isinstance(params, (SamplingParams, type(None))):
-            raise TypeError(f"params: got {type(params).__name__}, wanted SamplingParams")
-        last = self.engine.model.config.vocab_size - 1
-        if params and params.logit_bias and max(params.logit_bias) > last:
-            raise ValueError(f"logit_bias: got token {max(params.logit_bias)}, wanted token ids from 0 to {last}")
-        params = params or SamplingParams()
-        self.grammars.start(params)
-        return params
+        """Requests.check for this model."""
+        return self.requests.check(params)
 
     def encode(self, prompt: Prompt, name: str = "prompt") -> list[int]:
-        """The token ids of a prompt. Raises ValueError or TypeError, under that name, for one that cannot be served."""
-        if isinstance(prompt, str):
-            ids = self.tokenizer.encode(_unicode(prompt, name))
-        elif not isinstance(prompt, (list, tuple)):
-            raise TypeError(f"{name}: got {type(prompt).__name__}, wanted a text, token ids or chat messages")
-        elif prompt and isinstance(prompt[0], dict):
-            ids = self.tokenizer.encode(_unicode(self.tokenizer.chat(prompt), name), add_special_tokens=False)
-        else:
-            ids = list(prompt)
-        last = self.engine.model.config.vocab_size - 1
-        for token in ids:  # also of a text: a tokenizer may have tokens that the model has not
-            if type(token) is not int or not 0 <= token <= last:
-                raise ValueError(f"{name}: got token {token!r}, wanted integers from 0 to {last}")
-        if not ids:
-            raise ValueError(f"{name}: is empty, wanted at least one token")
-        if len(ids) >= self.max_model_len:
-            limit = "KV cache" if self.max_model_len == self.options.kv_tokens else "context"
-            raise ValueError(
-                f"{name}: got {len(ids)} tokens, wanted at most {self.max_model_len - 1} in a {limit} of "
-                f"{self.max_model_len}"
-            )
-        return ids
+        """Requests.encode for this model."""
+        return self.requests.encode(prompt, name)
 
 
 def split(options: dict) -> tuple[EngineOptions, SpeculationOptions]:
@@ -254,14 +212,6 @@ def split(options: dict) -> tuple[EngineOptions, SpeculationOptions]:
     ours = {field.name for field in fields(SpeculationOptions)}
     speculation = SpeculationOptions(**{name: value for name, value in options.items() if name in ours})
     return EngineOptions(**{name: value for name, value in options.items() if name not in ours}), speculation
-
-
-def _unicode(text: str, name: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"{name}: got bytes that are not UTF-8") from None
-    return text
 
 
 def _chunk(s: Sequence, told: int) -> Chunk:
@@ -278,10 +228,3 @@ def _logprobs(s: Sequence, part: slice = slice(None)) -> tuple[list | None, list
         s.logprobs[part] if s.params.logprobs else None,
         s.top_logprobs[part] if s.params.top_logprobs else None,
     )
-
-
-def _is_one(prompts) -> bool:
-    """Whether prompts is a single one: a text, token ids, or one chat."""
-    if not isinstance(prompts, (list, tuple)):
-        return True
-    return bool(prompts) and all(isinstance(p, (int, dict)) for p in prompts)

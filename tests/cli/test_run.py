@@ -286,7 +286,7 @@ def test_ctrl_c_while_decoding(tmp_path):
 def test_ctrl_c_inside_an_operator():
     code = """
 import ctypes, threading
-from ssd.command import stop_at_once
+from ssd.cli.command import stop_at_once
 stop_at_once()
 threading.Timer(1, print, [""], {"flush": True}).start()  # by then the main thread is inside
 mutex = ctypes.create_string_buffer(64)

@@ -162,7 +162,7 @@ def test_sample_i_of_n_is_the_request_with_its_seed(draft, options, tiny_folder,
 
 
 def test_samples_without_a_seed_follow_from_that_of_the_request(tiny_folder, tiny_target):
-    from ssd.runtime.llm import derived_seed
+    from ssd.runtime.sampling.seeds import derived_seed
 
     params = SamplingParams(1.0, max_tokens=12, n=3)
     got = make(tiny_folder, tiny_target, seed=9).generate(["a", "a"], params)

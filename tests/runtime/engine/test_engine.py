@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssd.runtime import LLM, SamplingParams
-from ssd.runtime.llm import derived_seed
+from ssd.runtime.sampling.seeds import derived_seed
 from ssd.runtime.sampling.text_stream import TextStream
 
 
