@@ -11,10 +11,11 @@ class Tree:
     depth counts edges from the root. bits[i] has bit s set where node i sees slot s: the root, the nodes on its path
     and itself. score[i] estimates the chance that node i is accepted. origin: where it comes from: "hit" (the
     speculation cache), "fallback" (after a miss) or "draft" (drafted while the target waited). kind: how its tokens
-    were chosen, ssd.kernels.verify.Kind. drafted: by a model, not by n-grams.
+    were chosen, ssd.kernels.verify.Kind. drafted: by a model, not by n-grams. ids: the target's id of each entry of q,
+    int64 [vocab of the draft], None where they are the same.
     """
 
-    origin, kind, drafted = "draft", Kind.COUPLED, True
+    origin, kind, drafted, ids = "draft", Kind.COUPLED, True, None
 
     def __init__(self, tokens=(), parents=None):
         self.tokens: list[int] = []

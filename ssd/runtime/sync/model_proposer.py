@@ -7,21 +7,10 @@ import torch
 from ssd.model.draft import Draft
 
 from ..devices.placement import CPU, Placement
-from ..drafting.context_lookup import ContextLookup
-from ..drafting.draft_runner import DraftRows, DraftRunner
+from ..drafting.draft_runner import DraftRunner
+from ..drafting.draft_state import DraftState, prefill
 from ..engine.features import Features
 from ..engine.tree import Tree
-
-
-class State:
-    """The draft's side of one sequence. Its KV stands for the first `cached` tokens, with true features."""
-
-    def __init__(self, slot: int):
-        self.slot = slot
-        self.cached = 0  # tokens with KV
-        self.lookup = ContextLookup()
-        self.base = 0  # KV index of the tree's node 0
-        self.done: list[int] = []  # nodes with KV, in order
 
 
 class ModelProposer:
@@ -47,7 +36,7 @@ class ModelProposer:
         self.layers = draft.feature_layers
         self.features: Features | None = None  # of the target
         self.free = list(range(max_batch))[::-1]
-        self.states: dict[object, State] = {}
+        self.states: dict[object, DraftState] = {}
 
     @property
     def steps(self) -> int:
@@ -64,7 +53,7 @@ class ModelProposer:
     def _propose(self, sequences, limits, thresholds, policy, width: int) -> list[Tree]:
         trees = [Tree() for _ in sequences]
         for tree, sequence in zip(trees, sequences, strict=True):
-            tree.kind = self.sampler.kind(sequence.params)
+            tree.kind, tree.ids = self.sampler.kind(sequence.params), self.ids
         fit = [i for i, s in enumerate(sequences) if limits[i] > 0 and s.num_tokens + limits[i] <= self.runner.max_len]
         if not fit:
             return trees
@@ -99,18 +88,9 @@ class ModelProposer:
         return trees
 
     def accept(self, sequences, trees, paths) -> None:
-        """Keep the KV of accepted nodes. A feature draft computed them from its own features: they are done again."""
-        pairs = []
-        for sequence, tree, path in zip(sequences, trees, paths, strict=True):
-            state = self.states.get(sequence)
-            if state is None or not tree or self.layers:
-                continue
-            for k, node in enumerate(path):
-                if node not in state.done:
-                    break
-                state.cached += 1
-                pairs.append((state.slot, state.base + node, state.base + k))
-        self.runner.move(pairs)
+        """Keep the KV of accepted nodes."""
+        known = [(state, path) for s, path in zip(sequences, paths, strict=True) if (state := self.states.get(s))]
+        self.runner.move([move for state, path in known for move in state.accept(path)])
 
     def release(self, sequence) -> None:
         state = self.states.pop(sequence, None)
@@ -119,55 +99,38 @@ class ModelProposer:
 
     # ---- passes ----
 
-    def _state(self, sequence) -> State:
+    def _state(self, sequence) -> DraftState:
+        """The state of a sequence, brought up to its newest token, whose row is always computed."""
         state = self.states.get(sequence)
         if state is None:
-            state = self.states[sequence] = State(self.free.pop())
+            features = self.features.of(sequence, self.layers) if self.layers else None
+            state = self.states[sequence] = DraftState(self.runner, self.free.pop(), sequence.tokens, features)
+        state.confirm(sequence.num_tokens)
+        state.cached = min(state.cached, sequence.num_tokens - 1)
         return state
 
     def _catch_up(self, sequences):
-        """Rows of the tokens that are new to the draft. Returns logits and features of each sequence's newest."""
+        """Compute the tokens that are new to the draft. Returns logits and features of each sequence's newest."""
         states = [self._state(s) for s in sequences]
-        shift = self.draft.shift
-        while True:
-            rows, hidden, budget, last = [], [], self.chunk, True
-            for state, sequence in zip(states, sequences, strict=True):
-                begin, known = max(state.cached, shift), sequence.num_tokens
-                end = min(known, begin + max(budget, 1))
-                budget -= end - begin
-                last &= end == known
-                span = range(begin - shift, end - shift)
-                wants = [end - begin - 1] if end == known else []
-                rows.append(
-                    DraftRows(state.slot, begin - shift, sequence.tokens[begin:end].tolist(), span, span, None, wants)
-                )
-                hidden.append(self.runner.hidden(self.features.of(sequence, self.layers), begin, end))
-                state.cached = end
-            if not last:  # those that are there have their newest row computed once more
-                for state, r in zip(states, rows, strict=True):
-                    state.cached -= len(r.outputs)
-            logits, features = self.runner.forward(rows, torch.cat(hidden) if self.layers else None)
-            if last:
-                ends = [n - 1 for n in accumulate(len(r.tokens) for r in rows)]
-                for state, sequence in zip(states, sequences, strict=True):
-                    state.lookup.extend(sequence.tokens[state.lookup.size : sequence.num_tokens].tolist())
-                    state.base, state.done = sequence.num_tokens - shift, []
-                return logits, self.runner.placement.take(features, ends) if self.layers else features
+        for _ in prefill(states, self.chunk):
+            pass
+        counts = [state.fresh for state in states]
+        rows = [state.rows(Tree(), [], n) for state, n in zip(states, counts, strict=True)]
+        hidden = [state.hidden(n) for state, n in zip(states, counts, strict=True)]
+        logits, features = self.runner.forward(rows, torch.cat(hidden) if self.layers else None)
+        for state, n in zip(states, counts, strict=True):
+            state.computed([], n)
+        newest = [end - 1 for end in accumulate(counts)]
+        return logits, self.runner.placement.take(features, newest) if self.layers else features
 
     def _extend(self, sequences, trees, grown, features):
-        """Rows of new nodes [(sequence, node, row of its parent in the pass before)]."""
-        rows, hidden = [], None
-        for i in sorted({i for i, _, _ in grown}):
-            state, tree, nodes = self.states[sequences[i]], trees[i], [n for j, n, _ in grown if j == i]
-            positions = [state.base + tree.depth[n] - 1 for n in nodes]
-            bits = [tree.bits[n] >> 1 for n in nodes]
-            at = [state.base + n for n in nodes]
-            rows.append(
-                DraftRows(
-                    state.slot, state.base, [tree.tokens[n] for n in nodes], at, positions, bits, range(len(nodes))
-                )
-            )
-            state.done += nodes
-        if self.layers:
-            hidden = self.runner.placement.take(features, [row for _, _, row in grown])
-        return self.runner.forward(rows, hidden)
+        """Compute new nodes [(sequence, node, row of its parent in the pass before)]."""
+        nodes = {}
+        for i, node, _ in grown:
+            nodes.setdefault(i, []).append(node)
+        rows = [self.states[sequences[i]].rows(trees[i], own) for i, own in nodes.items()]
+        hidden = self.runner.placement.take(features, [row for *_, row in grown]) if self.layers else None
+        out = self.runner.forward(rows, hidden)
+        for i, own in nodes.items():
+            self.states[sequences[i]].computed(own, 0)
+        return out
