@@ -33,47 +33,56 @@ def prefix_of(model) -> int:
 
 
 class TargetTimer:
-    """Passes of a target over a chain of rows behind a prefix, to be timed."""
+    """Times passes of a target over a chain of rows behind a prefix."""
 
     def __init__(self, model):
-        self.model, self.placement, prefix = model, placement_of(model), prefix_of(model)
+        prefix = prefix_of(model)
+        self.model, self.placement = model, placement_of(model)
         self.kv = model.new_kv_cache(-(-(prefix + max(ROWS)) // 16))
         self.kv.k.zero_(), self.kv.v.zero_()
         self.batches = {n: Batch.chain([0] * n, prefix, self.kv.page_size) for n in ROWS}
 
-    def once(self, rows: int) -> None:
+    def _pass(self, rows: int) -> None:
         logits = self.model.forward(self.placement.batch(self.batches[rows]), self.kv)
         self.placement.get(logits[:1, :1])
 
     def run(self, rows: int) -> float:
-        """Seconds."""
-        begin = perf_counter()
-        with torch.inference_mode(), self.placement.stream():
-            self.once(rows)
-        return perf_counter() - begin
+        """Seconds of a pass."""
+        return seconds_of(lambda: self._pass(rows), self.placement)
 
 
-class DraftTimer(TargetTimer):
-    """Steps of a draft: a pass with what is made ready for it, and the choice of tokens."""
+class DraftTimer:
+    """Times steps of a draft: a pass with what is made ready for it, and the choice of tokens."""
 
     def __init__(self, draft):
         self.prefix, width = prefix_of(draft), draft.config.hidden_size
         size = {"max_len": self.prefix + max(ROWS), "nodes": max(ROWS)}
         self.runner = DraftRunner(draft, max_batch=1, **size, placement=placement_of(draft))
-        self.placement = self.runner.placement
         self.runner.kv.k.zero_(), self.runner.kv.v.zero_()
         self.hidden = {n: torch.ones(n, width) if draft.feature_layers else None for n in ROWS}
         self.asker = SimpleNamespace(params=SamplingParams(temperature=1.0), seed=0)
 
-    def once(self, rows: int) -> None:
+    def _step(self, rows: int) -> None:
         span = range(self.prefix, self.prefix + rows)
         chain = DraftRows(0, self.prefix, [0] * rows, span, span, None, range(rows))
-        logits, _ = self.runner.forward([chain], *self.placement.put(self.hidden[rows]))
+        logits, _ = self.runner.forward([chain], *self.runner.placement.put(self.hidden[rows]))
         self.runner.candidates(CoupledSampler(), logits, [self.asker] * rows, [self.prefix] * rows, 1)
+
+    def run(self, rows: int) -> float:
+        """Seconds of a step."""
+        return seconds_of(lambda: self._step(rows), self.runner.placement)
+
+
+def seconds_of(work, placement) -> float:
+    begin = perf_counter()
+    with torch.inference_mode(), placement.stream():
+        work()
+    return perf_counter() - begin
 
 
 def times(run, repeats: int, of, before=lambda rows: None, each: int = 1) -> dict[int, float]:
-    """Seconds of run by rows: `of` so many times of `each` runs in a row, after what is done before."""
+    """Seconds of run(rows) for each of ROWS: what `of` makes of `repeats` means, each of them over `each` runs in a row
+    that follow before(rows)."""
 
     def once(rows: int) -> float:
         before(rows)
