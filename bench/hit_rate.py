@@ -52,7 +52,7 @@ class Pair:
         for prompt, param in zip(ids, params, strict=True):
             llm.generate([prompt], param)
         stats, lanes = llm.stats(), llm.engine.speculator
-        overhead = lanes.lane.runner.rows * self.ratio / max(lanes.verified_rows, 1) if lanes.lane else None
+        overhead = lanes.lane.runner.rows * self.ratio / max(lanes.counts.verified_rows, 1) if lanes.lane else None
         llm.close()
         return stats, overhead
 

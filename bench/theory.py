@@ -45,14 +45,13 @@ class Runner:
 
     def forget(self) -> None:
         """Statistics begin anew."""
-        from ssd.runtime.engine.metrics import Metrics, Recoveries
+        from ssd.runtime.engine.metrics import Metrics
+        from ssd.runtime.lanes.lane_counts import LaneCounts
 
         self.llm.engine.metrics, lanes = Metrics(), self.llm.engine.speculator
         if self.llm.speculation.mode == "ssd":
-            lanes.hits = lanes.misses = lanes.rounds = 0
-            lanes.wait_seconds = lanes.lane.seconds = 0.0
-            lanes.lane.rounds = 0
-            lanes.recoveries = {name: Recoveries() for name in lanes.recoveries}
+            lanes.counts = LaneCounts()
+            lanes.lane.seconds, lanes.lane.rounds = 0.0, 0
 
     def generate(self, ids, temperature, seed, max_tokens) -> float:
         """Tokens a second of decoding."""

@@ -44,18 +44,17 @@ class Peer:
         for by the target) and the target's wait for them."""
         speculator = self.llm.engine.speculator
         speculator = getattr(speculator, "current", speculator)  # of auto, or of two drafts
-        lane = getattr(speculator, "lane", None)
-        runner = lane.runner if lane else getattr(getattr(speculator, "proposer", None), "runner", None)
+        lane, runner = getattr(speculator, "lane", None), speculator.runner
         out = {"draft_passes": runner.passes, "draft_rows": runner.rows} if runner else {}
         if lane:
-            retries = len(speculator.recoveries["local_retry"].seconds)
-            out |= {"hits": speculator.hits, "misses": speculator.misses, "retries": retries}
-            out |= {"wait_seconds": speculator.wait_seconds, "lane_seconds": lane.seconds}
+            counts = speculator.counts
+            out |= {"hits": counts.hits, "misses": counts.misses, "retries": counts.recoveries["local_retry"].count}
+            out |= {"wait_seconds": counts.wait_seconds, "lane_seconds": lane.seconds}
         return out
 
     def costs(self) -> dict:
-        """Seconds of a pass by its rows, as ssd.runtime.costs.Costs has them (medians): on all cores, and with the last
-        one for the draft. In mode "sd"."""
+        """Median seconds of a pass by its rows, as ssd.runtime.switching.cost_model.Costs has them: on all cores, and
+        with the last core for the draft. For mode "sd" only."""
         from ssd.runtime.switching.measure import measure
 
         draft, cores = self.llm.engine.speculator.proposer.draft, self.cores

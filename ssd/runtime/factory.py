@@ -9,18 +9,21 @@ from .devices.threads import CORES, cores_of
 from .drafting.draft_runner import DraftRunner
 from .drafting.draft_sampling import CoupledSampler, RejectionSampler
 from .drafting.ngram import NgramProposer
+from .engine.speculator import NoSpeculation, Speculator
 from .lanes.branch_budget import BranchBudget
 from .lanes.draft_lane import DraftLane
 from .lanes.fan_out import FanOut
 from .lanes.speculation_cache import SpeculationCache
 from .lanes.verify_lane import VerifyLane
-from .options import EngineOptions, SpeculationOptions
+from .options import LONGEST_SPECULATION, EngineOptions, SpeculationOptions
 from .switching.auto import AutoMode
 from .switching.backup_draft import BackupDraft
 from .switching.measure import costs_of
 from .sync.model_proposer import ModelProposer
+from .sync.policy import Policy
 from .sync.speculator import SyncSpeculator
 
+WIDTH = 3  # children of a node where shapes adapt; on tensor cores only chains are exact to the bit, so 1
 DRAFT_DTYPE = "int8"  # the fastest at few rows; no token depends on it
 
 
@@ -69,88 +72,83 @@ def draft_cores(speculation: SpeculationOptions, model) -> list[int]:
     return [CORES[-1]] if model.device.type == "cpu" else list(CORES[1:] or CORES)
 
 
-def make_speculator(speculation: SpeculationOptions, options: EngineOptions, drafts, model, max_len: int):
-    """What an engine needs for a mode; None for plain decoding. drafts: the draft and the backup draft or None."""
+def make_speculator(speculation: SpeculationOptions, options: EngineOptions, drafts, model, max_len: int) -> Speculator:
+    """The speculator of a mode. drafts: the draft and the backup draft or None; not read in mode ar."""
     if speculation.mode == "ar":
-        return None
+        return NoSpeculation()
     draft, backup = drafts
     if draft == "ngram" and speculation.mode == "ssd":
         raise ValueError("draft: got ngram, wanted a draft model for mode 'ssd'")
     if speculation.mode == "ssd":
         return make_lanes(speculation, options, draft, backup, model, max_len)
-    sd = make_sd(speculation, options, draft, model, max_len)
+    sync = make_sync(speculation, options, draft, model, max_len)
     if speculation.mode == "sd" or draft == "ngram" or speculation.verify == "rejection":
-        return sd
-    drafting = draft_cores(speculation, model)
+        return sync
     if model.device.type != "cpu" or draft.device.type != "cpu":
         together = apart = cores_of(options.threads)
     elif len(CORES) < 2 or options.threads not in (None, len(CORES)):
-        return sd
+        return sync
     else:
         together, apart = cores_of(options.threads) or [-1] * len(CORES), list(CORES[:-1])
-    costs = costs_of(model, draft, together, apart, drafting, cache_folder())
+    costs = costs_of(model, draft, together, apart, draft_cores(speculation, model), cache_folder())
     lanes = make_lanes(speculation, options, draft, backup, model, max_len)
     cores = {"sd": together, "ssd": apart}
-    return AutoMode(sd, lanes, costs, cores, depth=speculation.depth, branches=speculation.outcomes)
+    return AutoMode(sync, lanes, costs, cores, depth=speculation.depth, branches=speculation.outcomes)
 
 
 def make_sampler(speculation: SpeculationOptions) -> CoupledSampler | RejectionSampler:
     return RejectionSampler(speculation.saguaro) if speculation.verify == "rejection" else CoupledSampler()
 
 
-def make_sd(speculation: SpeculationOptions, options: EngineOptions, draft, model, max_len: int) -> SyncSpeculator:
-    policy = speculation.policy(3 if model.device.type == "cpu" else 1)  # tensor cores: chains are exact to the bit
-    rejection = speculation.verify == "rejection"
+def make_policy(speculation: SpeculationOptions, width: int) -> Policy:
+    """The policy of synchronous speculation. width: children of a node at most, where the options name no other."""
+    k = speculation.k
+    if k:
+        return Policy(k, speculation.width, k * speculation.width, adaptive=False)
+    return Policy(depth=LONGEST_SPECULATION, width=speculation.tree_width or width, nodes=LONGEST_SPECULATION)
+
+
+def make_sync(speculation: SpeculationOptions, options: EngineOptions, draft, model, max_len: int) -> SyncSpeculator:
+    policy = make_policy(speculation, WIDTH if model.device.type == "cpu" else 1)
     if draft == "ngram":
-        proposer = NgramProposer()
-    else:
-        proposer = ModelProposer(
-            draft, make_sampler(speculation), max_batch=options.max_batch, max_len=max_len, nodes=policy.nodes,
-            placement=placement_of(draft),
-        )  # fmt: skip
-    return SyncSpeculator(proposer, policy, rejection)
+        return SyncSpeculator(NgramProposer(), policy)
+    proposer = ModelProposer(
+        draft, make_sampler(speculation), max_batch=options.max_batch, max_len=max_len, nodes=policy.nodes,
+        placement=placement_of(draft),
+    )  # fmt: skip
+    return SyncSpeculator(proposer, policy)
 
 
 def make_lanes(
     speculation, options, draft: Draft, backup: Draft | None, model, max_len: int
 ) -> VerifyLane | BackupDraft:
-    first = lanes_of(speculation, options, draft, model, max_len)
-    return BackupDraft(first, lanes_of(speculation, options, backup, model, max_len)) if backup else first
+    first = make_lane(speculation, options, draft, model, max_len)
+    return BackupDraft(first, make_lane(speculation, options, backup, model, max_len)) if backup else first
 
 
-def lanes_of(speculation: SpeculationOptions, options: EngineOptions, draft: Draft, model, max_len: int) -> VerifyLane:
-    depth, width, budget = speculation.depth, speculation.width, speculation.outcomes
-    nodes, slots = speculation.branch_nodes, options.max_batch
+def make_lane(speculation: SpeculationOptions, options: EngineOptions, draft: Draft, model, max_len: int) -> VerifyLane:
+    depth, width, branches = speculation.depth, speculation.width, speculation.outcomes
+    nodes, slots, vocab = speculation.branch_nodes, options.max_batch, model.config.vocab_size
     leaves = speculation.leaves if model.device.type == "cpu" else 0  # tensor cores: chains are exact to the bit
     own = cache_file(cache_folder(), "history", pair_key(model, draft))  # or what came with the draft
     fan_out = FanOut.read([] if speculation.lockstep else [own, draft.folder / "history.json"], speculation.fan_out)
-    feature_bytes = 4 * draft.feature_width
-    placement, rejection = placement_of(draft, draft_cores(speculation, model)), speculation.verify == "rejection"
+    placement = placement_of(draft, draft_cores(speculation, model))
+    q_width = draft.vocab if speculation.verify == "rejection" else 0
 
-    def start(requests, wants):
+    def start(owners):
+        """A speculation cache and a draft lane of its own; called again after a lane failed."""
         cache = SpeculationCache(
-            slots, budget, nodes, vocab=model.config.vocab_size, log=max_len, feature_bytes=feature_bytes,
-            q_width=draft.vocab if rejection else 0,
-        )  # fmt: skip
-        runner = DraftRunner(
-            draft, max_batch=slots, max_len=max_len, nodes=nodes + budget * (1 + nodes), placement=placement
+            slots, branches, nodes, vocab=vocab, log=max_len, feature_bytes=4 * draft.feature_width, q_width=q_width
         )
-        branch_budget = BranchBudget(budget, depth, adapts=not speculation.k)
+        rows = nodes + branches * (1 + nodes)
+        runner = DraftRunner(draft, max_batch=slots, max_len=max_len, nodes=rows, placement=placement)
+        budget = BranchBudget(branches, depth, adapts=not speculation.k)
         return cache, DraftLane(
-            runner,
-            make_sampler(speculation),
-            cache,
-            requests,
-            wants,
-            fan_out,
-            branch_budget,
-            width=width,
-            leaves=leaves,
+            runner, make_sampler(speculation), cache, owners, fan_out, budget, width=width, leaves=leaves
         )
 
     return VerifyLane(
-        start, slots=slots, layers=draft.feature_layers, depth=depth,
-        vocab=model.config.vocab_size, fallback=NgramProposer(), lockstep=speculation.lockstep,
-        rejection=rejection, ids=None if draft.ids is None else draft.ids.cpu(),
+        start, slots=slots, layers=draft.feature_layers, depth=depth, vocab=vocab, fallback=NgramProposer(),
+        lockstep=speculation.lockstep, ids=None if draft.ids is None else draft.ids.cpu(),
         history=None if speculation.lockstep else (fan_out, own),
     )  # fmt: skip

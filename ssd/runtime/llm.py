@@ -60,8 +60,8 @@ class LLM:
         speculator = make_speculator(speculation, options, drafts, model, self.max_model_len)
         self.engine = Engine(
             model, sample, model.config.eos_token_ids, max_batch=options.max_batch, max_model_len=self.max_model_len,
-            kv_tokens=kv_tokens, prefill_chunk=options.prefill_chunk, speculator=speculator,
-            nodes=speculation.nodes if speculator else 0, prefix_caching=options.prefix_caching,
+            kv_tokens=kv_tokens, prefill_chunk=options.prefill_chunk, speculator=speculator, rule=speculation.rule,
+            nodes=speculation.nodes, prefix_caching=options.prefix_caching,
             placement=placement_of(model, verify_cores(speculation, options)),
         )  # fmt: skip
         self.grammars = Grammars(tokenizer, self.engine.eos_ids, model.config.vocab_size)
@@ -70,9 +70,8 @@ class LLM:
         self._bound = threading.local()
 
     def close(self) -> None:
-        """Stop what runs beside the caller; an LLM that is let go does it by itself."""
-        if self.engine.speculator:
-            self.engine.speculator.close()
+        """Stop whatever runs beside the caller. An LLM that nobody holds any more stops it by itself."""
+        self.engine.speculator.close()
 
     @property
     def metrics(self) -> Metrics:
@@ -81,25 +80,23 @@ class LLM:
     def trace(self) -> Trace:
         """A record of what the lanes do from now on."""
         trace = self.engine.trace = Trace()
-        if self.engine.speculator:
-            self.engine.speculator.record(trace)
+        self.engine.speculator.record(trace)
         return trace
 
     def stats(self) -> dict:
         """Metrics.stats, with what the mode adds."""
-        return self.metrics.stats() | (self.engine.speculator.stats() if self.engine.speculator else {})
+        return self.metrics.stats() | self.engine.speculator.stats()
 
     def bandwidth_fraction(self) -> dict:
         """Share of the memory's read bandwidth that decode passes of target and draft used so far, by the bytes of
         their weights; measures that bandwidth for a second. None: no such passes, or not on the CPU."""
-        m, speculator, cores = self.metrics, self.engine.speculator, self.engine.placement.cores
-        draft = speculator.runner if speculator else None
-        verify = m.decode_forward_seconds / m.decode_passes if m.decode_passes else None
+        m, runner, cores = self.metrics, self.engine.speculator.runner, self.engine.placement.cores
         out = {"verify": None, "draft": None}
-        if draft:
-            drafting = draft.seconds / draft.timed if draft.timed else None
-            out["draft"] = fraction(draft.draft, drafting, draft.placement.cores or cores)
-        out["verify"] = fraction(self.engine.model, verify, cores)  # last: the thread is the verify lane's again
+        if runner:
+            step = runner.seconds / runner.timed if runner.timed else None
+            out["draft"] = fraction(runner.draft, step, runner.placement.cores or cores)
+        step = m.decode_forward_seconds / m.decode_passes if m.decode_passes else None
+        out["verify"] = fraction(self.engine.model, step, cores)  # last, so that the thread keeps the target's cores
         return out
 
     def describe(self) -> dict:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from .devices.placement import device_of
 from .devices.threads import cores_of
 from .sampling.sampling_params import check_integer, check_number
-from .sync.policy import Policy
 
 DEFAULT_KV_TOKENS = 32768
 MODES = ("ar", "sd", "ssd", "auto")
@@ -111,13 +110,13 @@ class SpeculationOptions:
     @property
     def nodes(self) -> int:
         """Tokens of a speculation at most."""
-        return self.branch_nodes if self.mode == "ssd" else max(self.branch_nodes, self.policy().nodes)
+        sync = self.k * self.width if self.k else LONGEST_SPECULATION
+        return {"ar": 0, "ssd": self.branch_nodes}.get(self.mode, max(self.branch_nodes, sync))
 
-    def policy(self, width: int = 3) -> Policy:
-        """Of synchronous speculation. width: children of a node at most, where nothing else is asked for."""
-        if self.k:
-            return Policy(self.k, self.width, self.k * self.width, adaptive=False)
-        return Policy(depth=LONGEST_SPECULATION, width=self.tree_width or width, nodes=LONGEST_SPECULATION)
+    @property
+    def rule(self) -> str:
+        """How the engine verifies."""
+        return "plain" if self.mode == "ar" else self.verify
 
 
 @dataclass(frozen=True)

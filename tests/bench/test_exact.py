@@ -49,17 +49,17 @@ def test_the_draft_lane_makes_no_difference_either(pair):
 
 
 def test_a_planted_difference_is_found_and_shown(pair, monkeypatch):
-    from ssd.runtime.sync.speculator import SyncSpeculator
+    from ssd.runtime.engine import verify
 
-    verify = SyncSpeculator.verify
+    coupled = verify.verify_coupled
 
-    def shifted(self, *args):
-        verified = verify(self, *args)
+    def shifted(*args):
+        verified = coupled(*args)
         at = verified.accepted.argmax()
         verified.emitted[at, verified.accepted[at]] ^= 1  # the bonus token behind the longest path
         return verified
 
-    monkeypatch.setattr(SyncSpeculator, "verify", shifted)
+    monkeypatch.setattr(verify, "verify_coupled", shifted)
     code, report = run(pair, "--dtypes", "bf16", "--batches", "1", "--shapes", "3", "--temperatures", "0")
     first = report["first_difference"]
     assert code == 1 and report["differences"] > 0

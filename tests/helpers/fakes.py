@@ -72,7 +72,7 @@ class FakeProposer:
     """Trees with the greedy tokens of a FakeModel here and there, behind others that are wrong. Where it reads features
     it looks at those of every token that has some."""
 
-    steps, ids, features = 0, None, None
+    steps, runner, features = 0, None, None
 
     def __init__(self, model, seed=0, layers=()):
         self.model, self.layers, self.chance, self.looked = model, layers, np.random.default_rng(seed), 0

@@ -92,7 +92,7 @@ def test_speculation_changes_nothing(draft, options, tiny_folder, tiny_target):
     assert told(llm.generate(prompts, params)) == want
     assert llm.metrics.proposed and llm.engine.allocator.num_free == llm.engine.allocator.num_pages
     if options["mode"] == "ssd":
-        assert llm.engine.speculator.failures == 0
+        assert llm.engine.speculator.supervisor.failures == 0
 
 
 @pytest.mark.parametrize("options", [dict(), dict(mode="sd", k=3, tree_width=2), dict(mode="ssd", k=2)])

@@ -1,5 +1,6 @@
 """Proposals of a draft model: one batched tree-attention pass a level, over all trees of all sequences."""
 
+from collections.abc import Sequence
 from itertools import accumulate
 from time import perf_counter
 from typing import NamedTuple
@@ -27,6 +28,12 @@ class DraftRows(NamedTuple):
     positions: list[int]
     bits: list[int] | None  # slots seen behind the prefix; None: causal
     outputs: list[int]  # rows that want logits
+
+
+def output_rows(rows: Sequence[DraftRows]) -> list[int]:
+    """The rows of a pass that have logits, in order."""
+    firsts = accumulate((len(r.tokens) for r in rows), initial=0)
+    return [first + n for r, first in zip(rows, firsts, strict=False) for n in r.outputs]
 
 
 class DraftRunner:
@@ -60,7 +67,7 @@ class DraftRunner:
             row_offsets=array(offsets, np.int32),
             prefix_lens=array([r.prefix for r in rows], np.int32),
             page_table=torch.from_numpy(self.page_table[slots]),
-            logit_rows=array([first + n for r, first in zip(rows, offsets, strict=False) for n in r.outputs]),
+            logit_rows=array(output_rows(rows)),
             mask=mask,
         )
         begin, few = perf_counter(), offsets[-1] <= 64
@@ -75,8 +82,8 @@ class DraftRunner:
         """The Candidates of a sampler for logits."""
         return sampler.candidates(logits, sequences, positions, width, self.draft.ids, self.placement)
 
-    def shape(self, logits: torch.Tensor, nodes: list[tuple]) -> torch.Tensor:
-        """process_draft_logits of what this draft gave."""
+    def process(self, logits: torch.Tensor, nodes: list[tuple]) -> torch.Tensor:
+        """Logits of this draft after the logits processors of their requests, see process_draft_logits."""
         return process_draft_logits(logits, nodes, self.draft.ids, self.draft.config.vocab_size)
 
     def hidden(self, features: torch.Tensor, begin: int, end: int) -> torch.Tensor | None:

@@ -7,7 +7,7 @@ import torch
 
 from ssd.model.batch import Batch
 
-from .scheduler import Work
+from .scheduler import Plan
 from .tree import Tree, words
 
 
@@ -48,7 +48,7 @@ class BatchBuffers:
         self._indices = np.arange(max_pages * page_size, dtype=np.int32)
         self._shape, self._views = None, None
 
-    def fill(self, plan: list[Work], trees: list[Tree | None] | None = None) -> tuple[Batch, tuple, Verification]:
+    def fill(self, plan: Plan, trees: list[Tree | None] | None = None) -> tuple[Batch, tuple, Verification]:
         """The batch; the arguments of `sample` after the logits: temperature, top_k, top_p, min_p, seeds and
         positions [n], one for each sequence that samples, in the order of the plan, and False, no logprobs; and what a
         verification of the trees (one or None for each sequence of the plan) takes.

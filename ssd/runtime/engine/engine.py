@@ -1,10 +1,11 @@
-"""The loop: plan, propose, forward, verify, update. It knows tokens and pages; prompts and text are of llm.py."""
+"""The loop: plan, propose, forward, verify, observe, update. It knows tokens and pages; LLM knows prompts and text."""
 
 from time import perf_counter
 
 import torch
 
 from ssd import kernels
+from ssd.kernels import Verified
 from ssd.model.kv_cache import BlockAllocator
 
 from ..devices.placement import CPU, Placement
@@ -13,8 +14,12 @@ from ..sampling.logprobs import logprobs_of
 from .batch_buffers import BatchBuffers
 from .features import Features
 from .metrics import Metrics
-from .scheduler import Scheduler, Work
+from .scheduler import Plan, Scheduler
 from .sequence import Sequence
+from .speculator import NoSpeculation, Part, Proposal, Round, Speculator
+from .verify import verification
+
+PLAIN = NoSpeculation()
 
 
 class Engine:
@@ -22,26 +27,27 @@ class Engine:
 
     model: forward(Batch, KVCache) -> float32 [n, vocabulary] and new_kv_cache(pages, page_size), and forward_features
     where a speculator reads features; sample: the operator of that name; eos_ids end a sequence. speculator: proposes
-    trees of at most `nodes` tokens, which the pass verifies. A pass changes nothing before its tokens are known, so
-    one that raises can be repeated, or its requests cancelled.
+    trees of at most `nodes` tokens; rule: how the pass verifies them, "plain" (there are none), "coupled" or
+    "rejection". A pass changes nothing before its tokens are known, so one that raises can be repeated, or its requests
+    cancelled.
     """
 
     def __init__(
         self, model, sample, eos_ids, *, max_batch: int, max_model_len: int, kv_tokens: int, prefill_chunk: int,
-        page_size: int = 16, speculator=None, nodes: int = 0, prefix_caching: bool = True, placement: Placement = CPU,
+        page_size: int = 16, speculator: Speculator = PLAIN, rule: str = "plain", nodes: int = 0,
+        prefix_caching: bool = True, placement: Placement = CPU,
     ):  # fmt: skip
         spare = -(-nodes // page_size)  # pages of a sequence for what it speculates
         pages = -(-kv_tokens // page_size) + max_batch * spare
-        self.model, self.sample, self.eos_ids = model, sample, frozenset(eos_ids)
-        self.speculator, self.placement = speculator, placement
+        self.model, self.eos_ids, self.placement = model, frozenset(eos_ids), placement
+        self.speculator, self.rule, self.verify = speculator, rule, verification(rule, sample)
         self.kv = model.new_kv_cache(pages, page_size)
         self.allocator = BlockAllocator(pages)
         self.scheduler = Scheduler(self.allocator, page_size, max_batch, prefill_chunk, nodes, prefix_caching)
-        self.features = Features(speculator.layers if speculator else (), pages * page_size)
-        if speculator:
-            speculator.attach(self.features)
-        rows, pages = max_batch * (1 + nodes) + prefill_chunk, -(-max_model_len // page_size) + spare
-        self._rows = BatchBuffers(max_batch, rows, pages, page_size, nodes)
+        self.features = Features(self.speculator.layers, pages * page_size)
+        self.speculator.attach(self.features)
+        rows = max_batch * (1 + nodes) + prefill_chunk
+        self._buffers = BatchBuffers(max_batch, rows, -(-max_model_len // page_size) + spare, page_size, nodes)
         self.metrics, self.trace = Metrics(), None
 
     def add(self, sequence: Sequence) -> None:
@@ -50,53 +56,50 @@ class Engine:
     def cancel(self, sequence: Sequence) -> None:
         """Forget a request, finished or not: it holds no page afterwards."""
         self.scheduler.remove(sequence)
-        if self.speculator:
-            self.speculator.release(sequence)
+        self.speculator.release(sequence)
 
     def step(self) -> list[Sequence]:
-        """One pass. Returns the sequences that got a token, those that it finished included."""
+        """Run one pass. Returns the sequences that got a token, those that it finished included."""
         begin = perf_counter()
         plan = self._plan()
         if not plan:
             return []
-        prefill_rows = sum(work.count for work in plan if not work.sequence.decoding)
         with torch.inference_mode(), self.placement.stream():
-            trees = self.speculator.propose(plan) if self.speculator else [None] * len(plan)
-            prune_by_grammar(plan, trees)
+            proposal = self.speculator.propose(plan)
+            prune_by_grammar(plan, proposal.trees)
             proposed = perf_counter()
-            batch, sampling, verification = self._rows.fill(plan, trees)
+            batch, sampling, checks = self._buffers.fill(plan, proposal.trees)
             filled = perf_counter()
             logits, features = self._forward(batch)
             forwarded = perf_counter()
-            paths, emitted, logprobs = self._verify(plan, trees, logits, sampling, verification)
+            round = self._verify(plan, proposal, batch, logits, features, sampling, checks)
             verified = perf_counter()
-            if self.speculator:
-                offsets = batch.row_offsets.tolist()
-                if self.features.layers:
-                    self.features.keep(plan, paths, offsets, features)
-                self.speculator.observe(plan, trees, paths, offsets, features, verified - proposed)
-            self._compact(plan, paths)
-        got, tokens = self._update(plan, trees, paths, emitted, logprobs)
+            round.seconds = verified - proposed
+            if self.features.layers:
+                self.features.keep(round)
+            self.speculator.observe(round)
+            self._compact(round)
+        got, tokens = self._update(round)
         end = perf_counter()
+        forward, verify = (filled, forwarded), (forwarded, verified)
         if self.trace:
-            name = "prefill" if prefill_rows else "decode"
-            stages = {"propose": (begin, proposed), "forward": (filled, forwarded), "verify": (forwarded, verified)}
-            self.trace.span("verify", f"{name} pass", begin, end, sequences=len(plan), tokens=tokens)
-            for stage, times in (stages | {"update": (verified, end)}).items():
+            spans = {"propose": (begin, proposed), "forward": forward, "verify": verify, "update": (verified, end)}
+            name = "decode pass" if plan.decoding else "prefill pass"
+            self.trace.span("verify", name, begin, end, sequences=len(plan), tokens=tokens)
+            for stage, times in spans.items():
                 self.trace.span("verify", stage, *times)
-        draft = self.speculator.seconds if self.speculator else 0.0
-        times = (end - begin, draft, forwarded - filled, verified - forwarded)
-        verified = list(zip(trees, paths, strict=True)) if self.speculator else None
-        self.metrics.add(prefill_rows, tokens, *times, verified)
+        self.metrics.add(
+            round, tokens, seconds=end - begin, forward=forwarded - filled, verify=verified - forwarded,
+            speculative=self.rule != "plain",
+        )  # fmt: skip
         return got
 
-    def _plan(self) -> list[Work]:
+    def _plan(self) -> Plan:
         plan = self.scheduler.plan()
         self.metrics.preemptions += len(self.scheduler.preempted)
         self.metrics.cached_prompt_tokens += self.scheduler.reused
         for sequence in self.scheduler.preempted:
-            if self.speculator:
-                self.speculator.release(sequence)
+            self.speculator.release(sequence)
             if self.trace:
                 self.trace.instant("verify", "preemption", tokens=sequence.num_tokens)
         return plan
@@ -108,57 +111,55 @@ class Engine:
             return logits, *self.placement.get(features)
         return self.model.forward(batch, self.kv), None
 
-    def _verify(self, plan, trees, logits, sampling, verification):
-        """For each sequence of the plan its accepted nodes, emitted tokens and their Logprobs, None where not asked
-        for; None, (), None where nothing was sampled."""
-        paths, emitted, logprobs = [None] * len(plan), [()] * len(plan), [None] * len(plan)
-        places = [i for i, work in enumerate(plan) if work.samples]
-        if not places:
-            return paths, emitted, logprobs
-        raw = process_logits(plan, trees, logits, verification.row_offsets)
-        if not self.speculator:
-            sampled = self.sample(logits, *self.placement.put(*sampling[:-1]), sampling[-1])
-            rows = ([()] * len(places), [[t] for t in self.placement.get(*sampled)[0].tolist()])
-        else:
-            path, accepted, out, _ = self.speculator.verify(plan, trees, logits, verification, sampling, self.placement)
-            counts = accepted.tolist()
-            rows = tuple(
-                [row[: n + extra] for row, n in zip(t.tolist(), counts, strict=True)]
-                for t, extra in ((path, 0), (out, 1))
-            )
-        for i, path, new, first in zip(places, *rows, verification.row_offsets.tolist(), strict=False):
-            paths[i], emitted[i], params = path, new, plan[i].sequence.params
-            if params.logprobs:
-                at = [first, *(first + 1 + node for node in path)]
-                logprobs[i] = logprobs_of(self.placement.pick(raw, at), new, params.top_logprobs)
-        return paths, emitted, logprobs
+    def _verify(self, plan, proposal: Proposal, batch, logits, features, sampling, checks) -> Round:
+        """The round that the target's logits make of a proposal."""
+        trees = proposal.trees
+        parts = [Part(*work, *rest) for work, *rest in zip(plan, trees, batch.row_offsets.tolist(), strict=False)]
+        sampled = [part for part, work in zip(parts, plan, strict=True) if work.samples]
+        verified = None
+        if sampled:
+            raw = process_logits(plan, trees, logits, checks.row_offsets)
+            verified = self.verify(plan, trees, logits, checks, sampling, self.placement)
+            self._read(sampled, verified, raw, checks.row_offsets.tolist())
+        return Round(plan, parts, verified, features, 0.0, proposal.seconds)
 
-    def _compact(self, plan, paths) -> None:
-        """Move the KV of accepted nodes to the places right behind the root."""
+    def _read(self, sampled: list[Part], verified: Verified, raw: torch.Tensor, first_logits: list[int]) -> None:
+        """Give each part its accepted nodes, its tokens and, where asked for, their log-probabilities."""
+        paths, emitted = verified.path.tolist(), verified.emitted.tolist()
+        for row, (part, accepted) in enumerate(zip(sampled, verified.accepted.tolist(), strict=True)):
+            part.row, part.path, part.emitted = row, paths[row][:accepted], emitted[row][: accepted + 1]
+            params, first = part.sequence.params, first_logits[row]
+            if params.logprobs:
+                rows = [first, *(first + 1 + node for node in part.path)]
+                part.logprobs = logprobs_of(self.placement.pick(raw, rows), part.emitted, params.top_logprobs)
+
+    def _compact(self, round: Round) -> None:
+        """Move the KV of accepted nodes to the indices right behind the root."""
         sources, targets = [], []
-        for (sequence, count), path in zip(plan, paths, strict=True):
-            for k, node in enumerate(path or ()):
+        for part in round:
+            first = part.sequence.num_cached + part.count
+            for k, node in enumerate(part.path or ()):
                 if node != k:
-                    first = sequence.num_cached + count
-                    sources.append(sequence.slots[first + node])
-                    targets.append(sequence.slots[first + k])
+                    sources.append(part.sequence.slots[first + node])
+                    targets.append(part.sequence.slots[first + k])
         if sources:
             kernels.kv_copy(self.kv.k, self.kv.v, *self.placement.put(torch.tensor(sources), torch.tensor(targets)))
 
-    def _update(self, plan: list[Work], trees, paths, emitted, logprobs) -> tuple[list[Sequence], int]:
+    def _update(self, round: Round) -> tuple[list[Sequence], int]:
         got, tokens = [], 0
-        for (sequence, count), tree, path, new, probs in zip(plan, trees, paths, emitted, logprobs, strict=True):
-            cached = sequence.num_cached
-            sequence.num_cached += count + len(path or ())
-            for k, token in enumerate(new):
-                origin = tree.origin if tree and k < len(path) else "bonus"
-                sequence.append(token, probs[k] if probs else None, self.eos_ids, origin)
+        for part in round:
+            sequence, cached = part.sequence, part.sequence.num_cached
+            accepted = len(part.path or ())
+            sequence.num_cached += part.count + accepted
+            for k, token in enumerate(part.emitted):
+                origin = part.tree.origin if k < accepted else "bonus"
+                sequence.append(token, part.logprobs[k] if part.logprobs else None, self.eos_ids, origin)
                 tokens += 1
                 if sequence.finish_reason:
                     break
             self.scheduler.keep(sequence, cached)
             if sequence.finish_reason:
                 self.cancel(sequence)
-            if new:
+            if part.emitted:
                 got.append(sequence)
         return got, tokens

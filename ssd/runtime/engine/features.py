@@ -17,14 +17,15 @@ class Features:
         self.layers, self.slots = layers, slots
         self.rows: torch.Tensor | None = None
 
-    def keep(self, plan, paths, offsets: list[int], features: torch.Tensor) -> None:
-        """Those of a pass, float32 [R, len(layers) H]: of each sequence's rows and of the accepted path of its tree."""
+    def keep(self, round) -> None:
+        """Store the features of a round: for each sequence its rows of known tokens and the accepted path."""
         if self.rows is None:
-            self.rows = memory.empty((self.slots, features.shape[1]), torch.float32)
-        for (sequence, count), path, first in zip(plan, paths, offsets, strict=False):
-            begin = sequence.num_cached
-            picked = [*range(first, first + count), *(first + count + node for node in path or ())]
-            self.rows.numpy()[sequence.slots[begin : begin + len(picked)]] = CPU.pick(features, picked).numpy()
+            self.rows = memory.empty((self.slots, round.features.shape[1]), torch.float32)
+        for part in round:
+            begin, nodes = part.sequence.num_cached, part.first_row + part.count
+            picked = [*range(part.first_row, nodes), *(nodes + node for node in part.path or ())]
+            slots = part.sequence.slots[begin : begin + len(picked)]
+            self.rows.numpy()[slots] = CPU.pick(round.features, picked).numpy()
 
     def of(self, sequence, layers: tuple[int, ...]) -> "FeaturesOf":
         """Those of one sequence after some of the layers, by token."""

@@ -30,24 +30,21 @@ class Metrics:
     origins: dict[str, list[int]] = field(default_factory=dict)  # rounds and tokens by where the speculation came from
     shapes: dict[tuple[int, int], int] = field(default_factory=dict)  # rounds by (tokens, accepted ones) of a tree
 
-    def add(
-        self, prefill_rows: int, tokens: int, seconds: float, draft: float, forward: float, sample: float,
-        verified=None,
-    ) -> None:  # fmt: skip
-        """verified: (tree or None, accepted nodes or None) of each sequence of the pass."""
-        if prefill_rows:
+    def add(self, round, tokens: int, *, seconds: float, forward: float, verify: float, speculative: bool) -> None:
+        """Count a Round that emitted so many tokens. speculative: tell its trees apart by origin and shape."""
+        if round.plan.prefill_rows:
             self.prefill_passes += 1
-            self.prefill_tokens += prefill_rows
+            self.prefill_tokens += round.plan.prefill_rows
             self.prefill_seconds += seconds
             return
         self.decode_passes += 1
         self.decode_tokens += tokens
         self.decode_seconds += seconds
-        self.decode_draft_seconds += draft
+        self.decode_draft_seconds += round.draft_seconds
         self.decode_forward_seconds += forward
-        self.decode_sample_seconds += sample
-        for tree, path in verified or ():
-            self.rounds += 1
+        self.decode_sample_seconds += verify
+        self.rounds += len(round) if speculative else tokens
+        for tree, path in ((part.tree, part.path) for part in round if speculative):
             count = self.origins.setdefault(tree.origin if tree else "none", [0, 0])
             count[0] += 1
             count[1] += len(path or ()) + 1
@@ -58,8 +55,6 @@ class Metrics:
                 tried = len(path) + (end in tree.parents)
                 self.proposed = _sum(self.proposed, [1] * tried)
                 self.accepted = _sum(self.accepted, [1] * len(path))
-        if verified is None:
-            self.rounds += tokens
 
     def stats(self) -> dict:
         """The documented statistics. None: does not apply to this mode, or nothing was decoded.
@@ -103,13 +98,21 @@ class Metrics:
 
 @dataclass
 class Recoveries:
-    """Times of one kind of recovery, in seconds."""
+    """How often one kind of recovery was needed, and how long it took in all."""
 
-    seconds: list[float] = field(default_factory=list)
+    count: int = 0
+    seconds: float = 0.0
+
+    def add(self, seconds: float, count: int = 1) -> None:
+        """Count recoveries that took so long each."""
+        self.count += count
+        self.seconds += count * seconds
+
+    def __add__(self, other: "Recoveries") -> "Recoveries":
+        return Recoveries(self.count + other.count, self.seconds + other.seconds)
 
     def stats(self) -> dict:
-        n = len(self.seconds)
-        return {"count": n, "mean_ms": 1e3 * sum(self.seconds) / n if n else None}
+        return {"count": self.count, "mean_ms": 1e3 * self.seconds / self.count if self.count else None}
 
 
 def _sum(a: list[int], b: list[int]) -> list[int]:

@@ -1,7 +1,7 @@
 """Which rows of which requests the next pass computes, and in which pages."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ssd.model.kv_cache import BlockAllocator
@@ -19,6 +19,19 @@ class Work(NamedTuple):
     def samples(self) -> bool:
         """Whether the last row is the newest known token, so that its logits give the next one."""
         return self.sequence.num_cached + self.count == self.sequence.num_tokens
+
+
+class Plan(list[Work]):
+    """The work of one pass, sequence by sequence. prefill_rows: rows of prompts among it."""
+
+    def __init__(self, works: Iterable[Work] = ()):
+        super().__init__(works)
+        self.prefill_rows = sum(work.count for work in self if not work.sequence.decoding)
+
+    @property
+    def decoding(self) -> bool:
+        """Whether every sequence decodes: the pass holds no prompt."""
+        return not self.prefill_rows
 
 
 class Scheduler:
@@ -54,7 +67,7 @@ class Scheduler:
             )
         self.waiting.append(sequence)
 
-    def plan(self) -> list[Work]:
+    def plan(self) -> Plan:
         """The rows of the next pass, empty when there is nothing to do. Takes and gives pages; no token changes."""
         self.preempted, self.reused = [], 0
         for sequence in list(self.running):
@@ -73,7 +86,7 @@ class Scheduler:
                 coming.update(self._filled(sequence, sequence.num_cached, sequence.num_cached + count))
             if count:
                 plan.append(Work(sequence, count))
-        return plan
+        return Plan(plan)
 
     def keep(self, sequence: Sequence, since: int) -> None:
         """After a pass: let the blocks that it filled be found, where num_cached was `since` before. Only confirmed

@@ -1,4 +1,12 @@
-"""Verification of a pass: the coupled rule, or rejection sampling."""
+"""Verification of a pass: one function for each rule, with one signature.
+
+plan, trees: the sequences of the pass and what was proposed for them. logits: float32 [rows, vocabulary] on the
+target's device. verification: row offsets, tokens and parents for the sequences that sample. sampling: arguments of
+`ssd.kernels.sample` behind the logits. placement: of the target. Each returns Verified in host memory.
+"""
+
+from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -6,21 +14,41 @@ from ssd import kernels
 from ssd.kernels import Kind, Verified
 
 
-def verify_coupled(logits, verification, sampling, placement) -> Verified:
-    """The operator of that name where the logits are, its results in host memory."""
+def verification(rule: str, sample: Callable) -> Callable[..., Verified]:
+    """The function of a rule: "plain" (one sampled token, no tree), "coupled" or "rejection".
+
+    sample: the operator of that name.
+    """
+    rules = {"plain": partial(sample_plain, sample), "coupled": verify_coupled, "rejection": verify_by_rejection}
+    return rules[rule]
+
+
+def sample_plain(sample, plan, trees, logits, verification, sampling, placement) -> Verified:
+    *arguments, logprobs = sampling
+    tokens, probs = placement.get(*sample(logits, *placement.put(*arguments), logprobs))
+    n, nodes = verification.tokens.shape
+    emitted = torch.full((n, nodes + 1), -1)
+    emitted[:, 0] = tokens
+    path = torch.full((n, nodes), -1, dtype=torch.int8)
+    return Verified(path, torch.zeros(n, dtype=torch.int32), emitted, probs[:, None])
+
+
+def verify_coupled(plan, trees, logits, verification, sampling, placement) -> Verified:
     *arguments, logprobs = *verification, *sampling
     return Verified(*placement.get(*kernels.verify_coupled(logits, *placement.put(*arguments), logprobs)))
 
 
-def verify_by_rejection(plan, trees, logits, verification, sampling, ids) -> Verified:
-    """verify_rejection of trees that carry their kind and their q. ids: the target's id of each entry of q."""
-    places = [i for i, work in enumerate(plan) if work.samples]
-    kinds = [trees[i].kind if trees[i] else Kind.DETERMINISTIC for i in places]
+def verify_by_rejection(plan, trees, logits, verification, sampling, placement) -> Verified:
+    """Trees carry their kind, what they were sampled from (q) and the target's id of each entry of q."""
+    (logits,) = placement.get(logits)
+    proposed = [tree for work, tree in zip(plan, trees, strict=True) if work.samples]
+    kinds = [tree.kind if tree else Kind.DETERMINISTIC for tree in proposed]
     q = None
     if any(kind == Kind.SAMPLED for kind in kinds):
         q = torch.zeros_like(logits)
-        for i, first in zip(places, verification.row_offsets.tolist(), strict=False):
-            for node, row in (trees[i].q if trees[i] else {}).items():
-                if node < len(trees[i]):
-                    q[first + 1 + node].scatter_(0, torch.arange(len(row)) if ids is None else ids, row)
+        for tree, first in zip(proposed, verification.row_offsets.tolist(), strict=False):
+            for node, row in (tree.q if tree else {}).items():
+                if node < len(tree):
+                    columns = torch.arange(len(row)) if tree.ids is None else tree.ids
+                    q[first + 1 + node].scatter_(0, columns, row)
     return kernels.verify_rejection(logits, *verification, torch.tensor(kinds, dtype=torch.int8), q, *sampling)

@@ -1,58 +1,43 @@
 """The draft lane: a thread that prepares speculations for the likely outcomes of the verification in progress."""
 
 import threading
+from itertools import islice
 from time import monotonic, perf_counter
-from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from ssd.kernels import Kind
 
-from ..drafting.draft_runner import DraftRows, DraftRunner
+from ..drafting.draft_runner import DraftRunner, output_rows
+from ..drafting.draft_state import prefill
 from ..engine.tree import Tree
 from .branch_budget import FIRST, BranchBudget
 from .fan_out import RANKS, FanOut
-from .forest import Forest
+from .forest import Computed, Forest
+from .lane_slot import LaneSlot
 from .speculation_cache import Outcome, SpeculationCache, key
 
 CHUNK = 256  # rows of a prompt in one pass
 WAIT_US = 50_000
 
 
-class Request(NamedTuple):
-    """What a sequence asks for, by its owner number."""
-
-    params: object
-    seed: int
-    capacity: int  # tokens
-    prompt_len: int
-    logits_processors: list  # what changes its logits, as copies
-
-    @classmethod
-    def of(cls, s) -> "Request":
-        return cls(
-            s.params, s.seed, len(s.tokens), s.prompt_len, [processor.copy() for processor in s.logits_processors]
-        )
-
-
 class DraftLane(threading.Thread):
     """Answers the outcomes that a speculation cache tells of, until stopped or until it fails.
 
-    clock: for how many outcomes, and how long branches; width: branches below a bonus token; leaves: first levels with
-    one token more for each, which is not extended.
-    requests: owner to Request, written before the owner is assigned a slot. wants: bool [slots], whether the newest
-    outcome of a slot waits for one speculation of its own. error: what ended it. beat: time of the last sign of life.
+    owners: what the verify lane keeps of each owner, in place before the owner is assigned a slot. branch_budget: how
+    many outcomes to prepare for, and how long branches are; width: branches below a bonus token; leaves: levels of a
+    branch, the first ones, with one more token each that is not extended. error: what ended the lane; beat: time of its
+    last sign of life.
     """
 
     def __init__(
-        self, runner: DraftRunner, sampler, cache: SpeculationCache, requests: dict[int, Request], wants: np.ndarray,
-        fan_out: FanOut, branch_budget: BranchBudget, *, width: int, leaves: int = 0,
+        self, runner: DraftRunner, sampler, cache: SpeculationCache, owners: dict[int, LaneSlot], fan_out: FanOut,
+        branch_budget: BranchBudget, *, width: int, leaves: int = 0,
     ):  # fmt: skip
         super().__init__(name="draft lane", daemon=True)
-        self.runner, self.sampler, self.cache = runner, sampler, cache
-        self.requests, self.wants, self.fan_out = requests, wants, fan_out
-        self.branch_budget, self.width, self.leaves = branch_budget, width, leaves
+        self.runner, self.sampler, self.cache, self.owners = runner, sampler, cache, owners
+        self.fan_out, self.branch_budget = fan_out, branch_budget
+        self.width, self.leaves = width, leaves
         self.forests: dict[int, Forest] = {}
         self.slots = torch.arange(cache.slots)
         self.seen = torch.zeros(cache.slots, dtype=torch.int64)
@@ -108,16 +93,12 @@ class DraftLane(threading.Thread):
         """The forest of a slot brought up to an outcome; None where nothing is to be prepared."""
         self.seen[slot] = o.epoch
         f, flight = self.forests.get(slot), Tree(o.tokens, o.parents)
-        request = self.requests.get(o.owner)
-        if o.owner < 0 or request is None:
+        record = self.owners.get(o.owner)
+        if record is None:
             self.forests.pop(slot, None)
             return None
         if f is None or f.born != o.born:
-            width = self.runner.draft.feature_width if self.runner.own else 0
-            features = torch.empty(request.capacity, width) if width else None
-            tokens = np.empty(request.capacity, np.int64)
-            f = self.forests[slot] = Forest(self.runner, slot, request, tokens, features)
-            f.born = o.born
+            f = self.forests[slot] = Forest(self.runner, record, o.born)
         start, lagged = f.num_tokens, o.epoch != f.epoch + 1
         confirmed = self.cache.catch_up(slot, o, start)
         if confirmed is None or not self._take_features(f, slot, o, start):
@@ -125,9 +106,10 @@ class DraftLane(threading.Thread):
             return None
         if lagged:
             f.restart(confirmed.tolist(), flight)
+        elif not len(confirmed):
+            f.verify_answer(flight)
         else:
-            if len(confirmed):
-                self._learn(f, o)
+            self._learn(f, o)
             f.advance(confirmed.tolist(), o.node, o.branch, flight)
         f.epoch, f.hit = o.epoch, o.hit
         return f
@@ -135,7 +117,7 @@ class DraftLane(threading.Thread):
     def _learn(self, f: Forest, o: Outcome) -> None:
         depth = f.tree.depth[o.node] if o.node >= 0 else 0
         leaf = all(parent != o.node for parent in f.tree.parents[: f.flight])
-        if o.node in f.best:
+        if o.node in f.known:
             self.fan_out.update(f.hit, depth, leaf, f.rank(o.node, o.token))
 
     def _take_features(self, f: Forest, slot: int, o: Outcome, start: int) -> bool:
@@ -148,14 +130,16 @@ class DraftLane(threading.Thread):
     # ---- growth ----
 
     def grow(self, forests: list[Forest]) -> None:
+        """Prepare what may follow the newest outcome of each forest."""
         forests = [f for f in forests if self.fits(f)]
         for f in forests:
-            self.prefill(f)
+            for _ in prefill([f], CHUNK):
+                self.beat = monotonic()
         forests = self.catch_up(forests)
-        alone = [f for f in forests if self.wants[f.slot] and not f.flight and not f.hit]
-        others = [f for f in forests if f not in alone]
-        if alone:
-            self.answer(alone)
+        asked = [f for f in forests if f.record.waits and not f.flight and not f.hit]
+        others = [f for f in forests if f not in asked]
+        if asked:
+            self.answer(asked)
         if others:
             self.fork(others)
 
@@ -163,52 +147,63 @@ class DraftLane(threading.Thread):
         """Whether the draft's context has room for what may be prepared now: beyond it nothing is."""
         return f.num_tokens + max(f.tree.depth[: f.flight], default=0) + self.branch_budget.depth <= self.runner.max_len
 
-    def prefill(self, f: Forest) -> None:
-        """All but the last rows of a long text that is new to the draft."""
-        shift = self.runner.draft.shift
-        while f.fresh > CHUNK:
-            begin = max(f.cached, shift)
-            span = range(begin - shift, begin - shift + CHUNK)
-            tokens = f.tokens[begin : begin + CHUNK].tolist()
-            hidden = self.runner.hidden(f.features, begin, begin + CHUNK)
-            self.runner.forward([DraftRows(f.slot, begin - shift, tokens, span, span, None, [])], hidden)
-            f.cached = begin + CHUNK
-            self.beat = monotonic()
-
     def catch_up(self, forests: list[Forest]) -> list[Forest]:
         """Compute the root and every node in flight. Returns the forests whose round still goes on."""
-        first = True
-        while True:
-            work = [(f, f.due(), f.fresh if first else 0) for f in forests]
-            work = [(f, nodes, fresh) for f, nodes, fresh in work if nodes or fresh]
-            if not work:
-                return [f for f in forests if not self.newer(f)]
+        work = [(f, f.due(), f.fresh) for f in forests]
+        while work := [(f, nodes, fresh) for f, nodes, fresh in work if nodes or fresh]:
             self.compute(work)
-            first = False
+            work = [(f, f.due(), 0) for f in forests]
+        return [f for f in forests if not self.newer(f)]
 
     def compute(self, work: list[tuple[Forest, list[int], int]]) -> None:
         """One pass over nodes, and over so many of the newest confirmed tokens, of each forest."""
-        begin = perf_counter()
-        rows, hidden = zip(*(f.rows(nodes, fresh) for f, nodes, fresh in work), strict=True)
-        logits, features = self.runner.forward(list(rows), torch.cat(hidden) if self.runner.own else None)
-        ends = [(f, node) for f, nodes, fresh in work for node in ([-1] if fresh else []) + nodes]
-        positions = [f.position(node) for f, node in ends]
-        logits = self.runner.shape(logits, [(f, f.tree, node) for f, node in ends])
+        begin, runner = perf_counter(), self.runner
+        rows, hidden = zip(*(f.pass_rows(nodes, fresh) for f, nodes, fresh in work), strict=True)
+        logits, features = runner.forward(list(rows), torch.cat(hidden) if runner.own else None)
+        ends = [(f, node) for f, nodes, fresh in work for node in [-1] * (fresh > 0) + nodes]
+        logits = runner.process(logits, [(f, f.tree, node) for f, node in ends])
         width = RANKS + self.width + (self.leaves > 0)
-        best, _, bonus, q = self.runner.candidates(self.sampler, logits, [f for f, _ in ends], positions, width)
-        found = list(zip(best, bonus, [None] * len(best) if q is None else q, strict=True))
-        at = row = 0
-        for (f, nodes, fresh), r in zip(work, rows, strict=True):
-            n = len(nodes) + (fresh > 0)
-            own = features[row : row + len(r.tokens)] if self.runner.own else None
-            f.computed(nodes, fresh, found[at : at + n], own)
-            at, row = at + n, row + len(r.tokens)
+        positions = [f.position(node) for f, node in ends]
+        best, _, bonus, q = runner.candidates(self.sampler, logits, [f for f, _ in ends], positions, width)
+        none = [None] * len(ends)
+        own = runner.placement.take(features, output_rows(rows)) if runner.own else none
+        found = iter([Computed(*each) for each in zip(best, bonus, none if q is None else q, own, strict=True)])
+        for f, nodes, fresh in work:
+            f.learn(nodes, fresh, list(islice(found, len(nodes) + (fresh > 0))))
         self.beat = monotonic()
         if self.trace:
             self.trace.span("draft", "pass", begin, perf_counter(), rows=sum(len(r.tokens) for r in rows))
 
     def fork(self, forests: list[Forest]) -> None:
-        """Branches for the likely outcomes of each forest's round, published depth by depth."""
+        """Prepare branches for the likely outcomes of each forest's round, published level by level."""
+        live = self.choose(forests)  # forests, and the keys of their branches, whose round goes on
+        frontier = {f: list(f.branches) for f, _ in live}
+        ends, count = [-1], 0  # in a branch: nodes that are extended, nodes that are published
+        last = self.branch_budget.depth
+        for level in range(1, last + 1):
+            if not live:
+                return
+            self.compute([(f, frontier[f], 0) for f, _ in live])
+            wide = self.width if level == 1 else 1
+            children = wide + (level <= self.leaves)
+            grown = []
+            for f, keys in live:
+                drawn = [node for node in frontier[f] for _ in range(children)]
+                tokens = [t for node in frontier[f] for t in f.children(node, children)]
+                added = [f.tree.add(t, node) for t, node in zip(tokens, drawn, strict=True)]
+                frontier[f] = [node for i, node in enumerate(added) if i % children < wide]
+                grown.append((f, keys, tokens, drawn))
+            parents = [node for node in ends for _ in range(children)]
+            ends = [count + i for i in range(len(parents)) if i % children < wide]
+            current = [each for each in grown if not self.newer(each[0])]
+            if len(current) < len(grown) or level == last:
+                self.branch_budget.tick(len(current) == len(grown), self.fan_out.tables[True]["accept"])
+            self.publish(current, level, parents, count)
+            live = [(f, keys) for f, keys, *_ in current]
+            count += len(parents)
+
+    def choose(self, forests: list[Forest]) -> list[tuple[Forest, list[tuple[int, int]]]]:
+        """Share out the budget of branches. Returns the forests that got some, with their keys (node, token)."""
         budget = max(1, self.branch_budget.outcomes // len(forests))
         live = []
         for f in forests:
@@ -216,70 +211,50 @@ class DraftLane(threading.Thread):
             keys = f.choose(self.fan_out.allocate(f.hit, depths, parents, budget))
             if keys:
                 live.append((f, keys))
-        frontier = {f: list(f.branches) for f, _ in live}
-        ends, count = [-1], 0  # in a branch: nodes that are extended, nodes that are published
-        for level in range(1, (last := self.branch_budget.depth) + 1):
-            if not live:
-                return
-            self.compute([(f, frontier[f], 0) for f, _ in live])
-            wide = self.width if level == 1 else 1
-            children = wide + (level <= self.leaves)
-            levels = []
-            for f, keys in live:
-                drawn = [node for node in frontier[f] for _ in range(children)]
-                tokens = [t for node in frontier[f] for t in f.children(node, children)]
-                added = [f.add(t, node) for t, node in zip(tokens, drawn, strict=True)]
-                frontier[f] = [node for i, node in enumerate(added) if i % children < wide]
-                levels.append((f, keys, tokens, drawn))
-            parents = [node for node in ends for _ in range(children)]
-            ends = [count + i for i in range(len(parents)) if i % children < wide]
-            told = [each for each in levels if not self.newer(each[0])]
-            if len(told) < len(levels) or level == last:
-                self.branch_budget.tick(len(told) == len(levels), self.fan_out.tables[True]["accept"])
-            self._publish(told, level, parents, count)
-            live = [(f, keys) for f, keys, *_ in told]
-            count += len(parents)
-
-    def _publish(self, told: list[tuple], level: int, parents: list[int], count: int) -> None:
-        """A level, behind `count` nodes, of every branch of forests: (forest, keys, tokens branch by branch,
-        nodes that these were drawn below)."""
-        span = len(parents)
-        if self.trace and told:
-            self.trace.instant("draft", "publish", depth=level, branches=[len(k) for _, k, _, _ in told])
-        for f, keys, tokens, drawn in told:
-            values = torch.tensor(tokens).view(len(keys), span)
-            self.write(f, [key(*k) for k in keys], values, parents, count, drawn)
-
-    def write(self, f: Forest, keys: list[int], tokens, parents: list[int], count: int, drawn: list[int]) -> None:
-        """Nodes of branches, tokens int64 [branches, n], into the speculation cache behind `count` others. drawn: for
-        each token the node of the forest that it was drawn below."""
-        cache, n = self.cache, len(parents)
-        values = torch.zeros(1, cache.branches, n, dtype=torch.int64)
-        values[0, : len(keys)] = tokens
-        above = torch.tensor(parents, dtype=torch.int8).expand(1, cache.branches, n).contiguous()
-        slots, epochs = torch.tensor([f.slot]), torch.tensor([f.epoch + 1])
-        kind = self.sampler.kind(f.params)
-        if kind == Kind.SAMPLED:
-            standby = 1 - int(cache.active[f.slot])
-            cache.q[standby, f.slot, : len(keys), count : count + n] = torch.stack([f.q[p] for p in drawn]).view(
-                len(keys), n, -1
-            )
-        if count:
-            cache.extend(slots, epochs, count, values, above)
-            return
-        names = torch.full((1, cache.branches), -1, dtype=torch.int64)
-        names[0, : len(keys)] = torch.tensor(keys)
-        cache.publish(slots, epochs, names, values, above, kind=int(kind))
+        return live
 
     def answer(self, forests: list[Forest]) -> None:
-        """One chain below the root of each forest, published whole: what the verify lane waits for after a miss."""
+        """Draft one chain below the root of each forest, published whole: the verify lane waits for it after a miss."""
         ends, depth = {f: -1 for f in forests}, max(1, min(self.branch_budget.depth, FIRST))
         for level in range(depth):
             if level:
                 self.compute([(f, [node], 0) for f, node in ends.items()])
             for f, node in ends.items():
-                ends[f] = f.add(f.children(node, 1)[0], node)
+                ends[f] = f.tree.add(f.children(node, 1)[0], node)
         for f in ends:
             root = key(-1, int(f.tokens[f.num_tokens - 1]))
             chain = list(range(-1, depth - 1))
             self.write(f, [root], torch.tensor([f.tree.tokens[:depth]]), chain, 0, chain)
+
+    # ---- publication ----
+
+    def publish(self, grown: list[tuple], level: int, parents: list[int], count: int) -> None:
+        """Publish one level of every branch, behind `count` nodes: for each forest its keys, its tokens branch by
+        branch, and the nodes that these were drawn below."""
+        if self.trace and grown:
+            self.trace.instant("draft", "publish", depth=level, branches=[len(keys) for _, keys, _, _ in grown])
+        for f, keys, tokens, drawn in grown:
+            values = torch.tensor(tokens).view(len(keys), len(parents))
+            self.write(f, [key(*k) for k in keys], values, parents, count, drawn)
+
+    def write(self, f: Forest, keys: list[int], tokens, parents: list[int], count: int, drawn: list[int]) -> None:
+        """Write nodes of branches, tokens int64 [branches, n], into the speculation cache behind `count` others.
+
+        drawn: for each token the node of the forest that it was drawn below.
+        """
+        cache, n, used = self.cache, len(parents), len(keys)
+        values = torch.zeros(1, cache.branches, n, dtype=torch.int64)
+        values[0, :used] = tokens
+        above = torch.tensor(parents, dtype=torch.int8).expand(1, cache.branches, n).contiguous()
+        slots, epochs = torch.tensor([f.slot]), torch.tensor([f.epoch + 1])
+        kind = self.sampler.kind(f.params)
+        if kind == Kind.SAMPLED:
+            standby = 1 - int(cache.active[f.slot])
+            q = torch.stack([f.known[node].q for node in drawn])
+            cache.q[standby, f.slot, :used, count : count + n] = q.view(used, n, -1)
+        if count:
+            cache.extend(slots, epochs, count, values, above)
+            return
+        names = torch.full((1, cache.branches), -1, dtype=torch.int64)
+        names[0, :used] = torch.tensor(keys)
+        cache.publish(slots, epochs, names, values, above, kind=int(kind))

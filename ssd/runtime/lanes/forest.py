@@ -1,43 +1,47 @@
 """The draft lane's side of one sequence: confirmed tokens, the speculation in flight, and the branches prepared for
 its outcomes, all of them nodes behind one prefix."""
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 
-from ..drafting.context_lookup import ContextLookup
 from ..drafting.draft_runner import DraftRows, DraftRunner
+from ..drafting.draft_state import DraftState
 from ..engine.tree import Tree
 from .fan_out import RANKS
+from .lane_slot import LaneSlot
 
 
-class Forest:
+class Computed(NamedTuple):
+    """What a pass of the draft says about a node."""
+
+    best: list[int]  # tokens that the draft proposes below it, best first
+    bonus: list[int]  # tokens likely to be drawn where none of its children is accepted, best first
+    q: torch.Tensor | None  # float32 [vocab of the draft], what best was sampled from; None unless it was
+    feature: torch.Tensor | None  # the draft's own hidden state, None where it reads no features
+
+
+class Forest(DraftState):
     """Nodes 0 to flight - 1 are the speculation in flight, the others bonus tokens and what follows them.
 
-    The KV of node i belongs at index base + i. Once node i has been computed (done), best[i] are the tokens that the
-    draft proposes below it, bonus[i] those that it takes for likely where none of them is accepted, q[i] what they were
-    sampled from if they were, and feature[i] its own hidden state. Node -1, the root, is the
-    newest confirmed token.
+    Node -1, the root, is the newest confirmed token. known: what a pass said about each computed node.
     """
 
-    def __init__(self, runner: DraftRunner, slot: int, request, tokens, features):
-        self.runner, self.slot, self.params, self.seed = runner, slot, request.params, request.seed
-        self.prompt_len, self.logits_processors = request.prompt_len, request.logits_processors
-        self.tokens: np.ndarray = tokens  # int64 [capacity]
-        self.features: torch.Tensor | None = features  # [capacity, width] of the target
-        self.num_tokens = self.cached = 0
-        self.lookup = ContextLookup()
-        self.epoch = self.born = 0
-        self.hit = False
+    def __init__(self, runner: DraftRunner, slot: LaneSlot, born: int):
+        sequence, width = slot.sequence, runner.draft.feature_width if runner.own else 0
+        capacity = len(sequence.tokens)
+        features = torch.empty(capacity, width) if width else None  # of the target
+        super().__init__(runner, slot.index, np.empty(capacity, np.int64), features)
+        self.params, self.seed, self.prompt_len = sequence.params, sequence.seed, sequence.prompt_len
+        self.record, self.logits_processors = slot, slot.processors
+        self.epoch, self.born, self.hit = 0, born, False
         self.clear()
 
     def clear(self) -> None:
-        """Without a speculation."""
+        """Drop the speculation."""
         self.tree, self.flight = Tree(), 0
-        self.best: dict[int, list[int]] = {}
-        self.bonus: dict[int, list[int]] = {}
-        self.q: dict[int, torch.Tensor] = {}
-        self.feature: dict[int, torch.Tensor] = {}
-        self.done: set[int] = set()
+        self.known: dict[int, Computed] = {}
         self.branches: list[int] = []  # bonus nodes, in the order of publication
 
     @property
@@ -45,121 +49,92 @@ class Forest:
         """The confirmed tokens behind the prompt."""
         return self.tokens[self.prompt_len : self.num_tokens]
 
-    @property
-    def base(self) -> int:
-        return self.num_tokens - self.runner.draft.shift
-
     def position(self, node: int) -> int:
         """Index in the sequence of the token that follows a node."""
         return self.num_tokens + (self.tree.depth[node] if node >= 0 else 0)
 
     # ---- outcomes ----
 
-    def advance(self, confirmed, node: int, branch: int, flight: Tree) -> None:
-        """Take an outcome: the walk ended at that node, `confirmed` are its tokens and the bonus token; branch: the one
-        adopted, -1 where flight (a fallback, perhaps empty) is verified next. Without confirmed tokens the nodes in
-        flight are a fallback that was drafted here."""
-        if not confirmed:
-            kept, path, bonus = {n: n for n in range(len(flight))}, [], -1
-        else:
-            path, bonus = self.tree.nodes(node), self.branches[branch] if branch >= 0 else None
-            kept = self._below(bonus, flight) if bonus is not None else {}
-        old, begin = self.base, self.num_tokens
-        told = [(self.best, "best"), (self.bonus, "bonus"), (self.feature, "feature")]
-        tree_done, moves = self.done, []
-        if confirmed and not self.runner.own:  # rows of accepted nodes are what they would be if computed again
-            for k, n in enumerate([*path, bonus]):
-                if n not in tree_done or self.cached < begin:
-                    break
-                moves.append((n, old + k))
-            self.cached += len(moves)
-        self._confirm(confirmed, flight)
-        for n, m in [*kept.items(), (bonus, -1)]:
-            for old_values, name in told:
-                if n in old_values:
-                    getattr(self, name)[m] = old_values[n]
-            if n in tree_done and m >= 0:
-                self.done.add(m)
-                moves.append((n, self.base + m))
-        self.runner.move([(self.slot, old + n, new) for n, new in moves])
+    def advance(self, confirmed: list[int], node: int, branch: int, flight: Tree) -> None:
+        """Take an outcome: the walk ended at a node, and `confirmed` are its tokens and the bonus token.
 
-    def restart(self, confirmed, flight: Tree) -> None:
-        """All but the confirmed tokens is lost; KV of the cached ones stands."""
-        self._confirm(confirmed, flight)
+        branch: the one that the verify lane adopted, -1 where flight (a fallback, perhaps empty) is verified next.
+        """
+        path, kept = self.tree.nodes(node), {}  # kept: old node to new one
+        if branch >= 0:
+            bonus = self.branches[branch]
+            kept = {bonus: -1} | dict(zip(self._below(bonus), range(len(flight)), strict=False))
+            path.append(bonus)
+        self.runner.move(self.accept(path) + self._carry(confirmed, kept, flight))
 
-    def _confirm(self, tokens, flight: Tree) -> None:
-        """More of the text, and what is verified next."""
-        begin, self.num_tokens = self.num_tokens, self.num_tokens + len(tokens)
-        self.tokens[begin : self.num_tokens] = tokens
-        self.lookup.extend(tokens)
+    def verify_answer(self, flight: Tree) -> None:
+        """Take note that the speculation that was drafted here after a miss, the first nodes, is verified now."""
+        self._carry([], {node: node for node in range(-1, len(flight))}, flight)
+
+    def restart(self, confirmed: list[int], flight: Tree) -> None:
+        """Drop everything but the confirmed tokens and their KV."""
+        self._carry(confirmed, {}, flight)
+
+    def _carry(self, confirmed: list[int], kept: dict[int, int], flight: Tree) -> list[tuple[int, int, int]]:
+        """Confirm tokens and put flight in the place of the tree, with all that is known of the nodes that are kept.
+        Returns the moves of their KV."""
+        known, done, base, moves = self.known, self.done, self.base, []
+        end = self.num_tokens + len(confirmed)
+        self.tokens[self.num_tokens : end] = confirmed
+        self.confirm(end)
         self.clear()
         self.tree, self.flight = flight, len(flight)
+        for old, new in kept.items():
+            if old in known:
+                self.known[new] = known[old]
+            if old in done and new >= 0:
+                self.done.add(new)
+                moves.append((self.slot, base + old, self.base + new))
+        return moves
 
-    def _below(self, bonus: int, flight: Tree) -> dict[int, int]:
-        """Old node to new one: the branch below a bonus node as far as it was taken, in its order."""
-        below = [bonus]
-        for i in range(bonus + 1, len(self.tree)):
-            if self.tree.parents[i] in below:
-                below.append(i)
-        return dict(zip(below[1:], range(len(flight)), strict=False))
+    def _below(self, bonus: int) -> list[int]:
+        """The nodes of the branch below a bonus node, in order."""
+        found = {bonus}
+        for node in range(bonus + 1, len(self.tree)):
+            if self.tree.parents[node] in found:
+                found.add(node)
+        return sorted(found - {bonus})
 
     # ---- growth ----
 
-    @property
-    def fresh(self) -> int:
-        """Confirmed tokens without KV, the root among them."""
-        return self.num_tokens - max(self.cached, self.runner.draft.shift)
-
     def due(self) -> list[int]:
-        """Nodes in flight that can be computed: those whose parent has a hidden state, or for an independent draft
-        those whose ancestors are done."""
-        ready = self.feature if self.runner.own else self.done | {-1}
-        out = []
+        """Nodes in flight that can be computed.
+
+        A feature draft needs the hidden state of the parent, an independent one all ancestors in the cache or in this
+        pass.
+        """
+        out, ready = [], set(self.known) if self.runner.own else self.done | {-1}
         for node in range(self.flight):
-            parent = self.tree.parents[node]
-            if node not in self.done and (parent in ready or (not self.runner.own and parent in out)):
+            if node not in self.done and self.tree.parents[node] in ready:
                 out.append(node)
+                if not self.runner.own:
+                    ready.add(node)
         return out
 
-    def rows(self, nodes: list[int], fresh: int = 0) -> tuple[DraftRows, torch.Tensor | None]:
-        """Rows of the newest confirmed tokens and of nodes, with what enters beside them."""
-        tree, end = self.tree, self.num_tokens
-        begin, shift = end - fresh, self.runner.draft.shift
-        tokens = self.tokens[begin:end].tolist() + [tree.tokens[n] for n in nodes]
-        at = [*range(begin - shift, end - shift), *(self.base + n for n in nodes)]
-        positions = [*range(begin - shift, end - shift), *(self.base + tree.depth[n] - 1 for n in nodes)]
-        below = (1 << fresh) - 1
-        bits = [(1 << k + 1) - 1 for k in range(fresh)] + [below | tree.bits[n] >> 1 << fresh for n in nodes]
-        outputs = range(max(fresh - 1, 0), len(tokens))
+    def pass_rows(self, nodes: list[int], fresh: int) -> tuple[DraftRows, torch.Tensor | None]:
+        """Rows of the newest tokens and of nodes, with what enters beside them."""
         hidden = None
         if self.runner.own:
-            parts = [self.runner.hidden(self.features, begin, end)] if fresh else []
-            hidden = torch.cat([*parts, *(self.feature[tree.parents[n]][None] for n in nodes)])
-        return DraftRows(self.slot, begin - shift, tokens, at, positions, bits, outputs), hidden
+            parts = [self.hidden(fresh)] if fresh else []
+            hidden = torch.cat([*parts, *(self.known[self.tree.parents[n]].feature[None] for n in nodes)])
+        return self.rows(self.tree, nodes, fresh), hidden
 
-    def computed(self, nodes: list[int], fresh: int, found: list[tuple], features: torch.Tensor | None) -> None:
-        """Keep what a pass over rows(nodes, fresh) gave. found: of each row with an output (best, bonus, q or None);
-        features: of all rows."""
-        for k, node in enumerate([*([-1] if fresh else []), *nodes]):
-            self.best[node], self.bonus[node], q = found[k]
-            if q is not None:
-                self.q[node] = q
-            if self.runner.own:
-                self.feature[node] = features[max(fresh - 1, 0) + k]
-            if node >= 0:
-                self.done.add(node)
-        if fresh:
-            self.cached = self.num_tokens
-
-    def add(self, token: int, parent: int) -> int:
-        """One more node. Returns its number."""
-        return self.tree.add(token, parent)
+    def learn(self, nodes: list[int], fresh: int, found: list[Computed]) -> None:
+        """Keep what a pass over pass_rows(nodes, fresh) gave: for the root, if it was there, and for each node."""
+        self.known.update(zip([-1] * (fresh > 0) + nodes, found, strict=True))
+        self.computed(nodes, fresh)
 
     def children(self, node: int, width: int) -> list[int]:
         """So many tokens below a node; the last comes again where fewer are known."""
-        best = [t for t in self.best[node] if t >= 0]
-        if width > 1 and node not in self.q:  # what was sampled without replacement takes no other
-            best = list(dict.fromkeys([*best[:1], *self._echoed(node)[:1], *best[1:]]))
+        known = self.known[node]
+        best = [t for t in known.best if t >= 0]
+        if width > 1 and known.q is None:  # what was sampled without replacement takes no other
+            best = list(dict.fromkeys([*best[:1], *self._seen_before(node)[:1], *best[1:]]))
         best = best[:width]
         return best + best[-1:] * (width - len(best))
 
@@ -174,21 +149,23 @@ class Forest:
         return keys
 
     def rank(self, node: int, token: int) -> int | None:
-        """Place of a bonus token among the candidates of a node, None where it is not among them."""
+        """Rank of a bonus token among the candidates of a node, None where it is not among them."""
         free = self.candidates(node)
         return free.index(token) if token in free else None
 
     def candidates(self, node: int) -> list[int]:
-        """Bonus tokens of a node, likeliest first: what the draft ranks, and between its first ones what the text had
-        in the same place before; without the children that are verified, which were accepted if they were drawn."""
-        if node not in self.bonus:
+        """Bonus tokens of a node, likeliest first, without the children that are being verified: were one of them
+        drawn, it would be accepted. What the text had in the same context before stands between the draft's own."""
+        if node not in self.known:
             return []
         tree, flight = self.tree, self.flight
         taken = {t for t, parent in zip(tree.tokens[:flight], tree.parents[:flight], strict=True) if parent == node}
-        ranked = [t for t in self.bonus[node] if t >= 0 and t not in taken]
-        echoed = [t for t in self._echoed(node) if t not in taken]
-        first, second = (echoed, ranked) if taken else (ranked, echoed)  # where the draft's best was refused, the text
-        return list(dict.fromkeys([*first[:1], *second[:1], *echoed[1:2], *ranked]))[:RANKS]
+        ranked = [t for t in self.known[node].bonus if t >= 0 and t not in taken]
+        seen = [t for t in self._seen_before(node) if t not in taken]
+        first, second = (
+            (seen, ranked) if taken else (ranked, seen)
+        )  # where the draft's best was refused, the text leads
+        return list(dict.fromkeys([*first[:1], *second[:1], *seen[1:2], *ranked]))[:RANKS]
 
-    def _echoed(self, node: int) -> list[int]:
+    def _seen_before(self, node: int) -> list[int]:
         return [t for t, _ in self.lookup.after(self.tree.path(node))]

@@ -41,6 +41,12 @@ class LaneSupervisor:
             self._at_end = weakref.finalize(self, end, self.lane)
             self.lane.start()
 
+    def record(self, trace) -> None:
+        """Let this lane and its successors write into a trace."""
+        self.trace = trace
+        if self.lane:
+            self.lane.trace = trace
+
     def fault(self, busy: bool) -> str | None:
         """What is wrong with the lane, None where nothing is. busy: it has something to do."""
         if self.lane is None:

@@ -1,6 +1,8 @@
 """The mode that picks the others: predicts what each would give, runs the best, and changes its mind between rounds."""
 
 from ..devices.threads import bind
+from ..engine.scheduler import Plan
+from ..engine.speculator import Proposal, Round
 from ..moving_average import MovingAverage
 from .cost_model import Costs
 from .switch import Switch
@@ -27,33 +29,31 @@ class AutoMode(Switch):
         self.elapsed = 0.0
         self.sequences = 1  # of the newest pass
 
-    def propose(self, plan):
-        if self.rounds >= EVERY and all(w.sequence.decoding for w in plan):
+    def propose(self, plan: Plan) -> Proposal:
+        if self.rounds >= EVERY and plan.decoding:
             self._decide()
         self.sequences = len(plan)
         return super().propose(plan)
 
-    def observe(self, plan, trees, paths, offsets, features, seconds: float) -> None:
-        super().observe(plan, trees, paths, offsets, features, seconds)
-        if not all(w.sequence.decoding for w in plan):
+    def observe(self, round: Round) -> None:
+        super().observe(round)
+        if not round.plan.decoding:
             return
         self.rounds += 1
-        self.elapsed += seconds + self.seconds
-        for tree, path in zip(trees, paths, strict=True):
-            self.tokens += len(path or ()) + 1
-            if tree:
-                end = path[-1] if path else -1
-                for _ in path:
+        self.elapsed += round.seconds + round.draft_seconds
+        for part in round:
+            self.tokens += len(part.emitted)
+            if part.tree:
+                for _ in part.path:
                     self.acceptance.add(1.0)
-                if end in tree.parents:
+                if (part.path[-1] if part.path else -1) in part.tree.parents:
                     self.acceptance.add(0.0)
 
     def predictions(self) -> dict[str, float]:
         """Tokens a second and sequence of each mode."""
         a, sequences = min(self.acceptance.get(0.5), 0.99), self.sequences
-        lanes = self.parts["ssd"]
-        tried = lanes.hits + lanes.misses
-        p = lanes.hits / tried if tried else HIT_RATE
+        p = self.parts["ssd"].counts.hit_rate
+        p = HIT_RATE if p is None else p
         raw = {
             "sd": self.costs.sd(a, sequences),
             "ssd": self.costs.ssd(a, p, self.depth, self.branches, sequences),
@@ -80,7 +80,4 @@ class AutoMode(Switch):
                 self.trace.instant("verify", f"mode {other}", **predicted)
 
     def stats(self) -> dict:
-        out = {}
-        for part in self.parts.values():
-            out |= part.stats()
-        return out | {"mode": self.mode, "mode_switches": self.switches, "predicted": self.predictions()}
+        return super().stats() | {"mode": self.mode, "mode_switches": self.switches, "predicted": self.predictions()}

@@ -2,6 +2,9 @@
 
 from time import perf_counter
 
+from ..engine.metrics import Recoveries
+from ..engine.speculator import Round
+from ..lanes.lane_counts import LaneCounts
 from ..moving_average import MovingAverage
 from .switch import Switch
 
@@ -17,17 +20,17 @@ class BackupDraft(Switch):
         self.speed = {"draft": MovingAverage(0.5), "backup": MovingAverage(0.5)}
         self.rounds = self.tokens = 0
         self.began, self.rest = perf_counter(), 0
-        self.switched: list[float] = []  # seconds of each change
+        self.switched = Recoveries()
 
-    def observe(self, plan, trees, paths, offsets, features, seconds: float) -> None:
-        super().observe(plan, trees, paths, offsets, features, seconds)
+    def observe(self, round: Round) -> None:
+        super().observe(round)
         self.rounds += 1
-        self.tokens += sum(len(path) + 1 for path in paths if path is not None)
+        self.tokens += sum(len(part.emitted) for part in round)
         if self.rounds >= self.WINDOW:
-            self._decide(self.tokens / max(self.rounds * len(plan), 1))
+            self._decide(self.tokens / max(self.rounds * len(round), 1))
 
     def _decide(self, length: float) -> None:
-        """After a window of rounds with that accepted length."""
+        """Choose the draft after a window of rounds; length: the mean accepted length in it."""
         now = perf_counter()
         self.speed[self.mode].add(self.tokens / (now - self.began))
         self.rest = max(self.rest - self.rounds, 0)
@@ -41,29 +44,21 @@ class BackupDraft(Switch):
             if self.mode == "backup":
                 self.rest = self.REST
             self.switch(other)
-            self.switched.append(perf_counter() - now)
+            self.switched.add(perf_counter() - now)
             if self.trace:
                 self.trace.span("verify", f"model switch to {other}", now, perf_counter(), accepted_length=length)
         self.rounds = self.tokens = 0
         self.began = perf_counter()
 
     @property
-    def hits(self) -> int:
-        return sum(part.hits for part in self.parts.values())
-
-    @property
-    def misses(self) -> int:
-        return sum(part.misses for part in self.parts.values())
+    def counts(self) -> LaneCounts:
+        """What happened in both lanes."""
+        counts = LaneCounts()
+        for part in self.parts.values():
+            counts += part.counts
+        counts.recoveries["model_switch"] += self.switched
+        return counts
 
     def stats(self) -> dict:
-        """Of the part in use, rates and recoveries of both."""
-        both = [part.stats() for part in self.parts.values()]
-        tried, n = self.hits + self.misses, len(self.switched)
-        recoveries = {}
-        for name in both[0]["recoveries"]:
-            pairs = [s["recoveries"][name] for s in both if s["recoveries"][name]["count"]]
-            count = sum(p["count"] for p in pairs)
-            total = sum(p["count"] * p["mean_ms"] for p in pairs)
-            recoveries[name] = {"count": count, "mean_ms": total / count if count else None}
-        recoveries["model_switch"] = {"count": n, "mean_ms": 1e3 * sum(self.switched) / n if n else None}
-        return self.current.stats() | {"hit_rate": self.hits / tried if tried else None, "recoveries": recoveries}
+        """Times are those of the part in use, rates and recoveries those of both."""
+        return self.current.stats() | self.counts.stats()

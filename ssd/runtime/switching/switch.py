@@ -1,14 +1,17 @@
-"""Speculators that take turns, and the choice of the draft among two (recovery by model switch)."""
+"""Speculators that take turns."""
+
+from dataclasses import replace
 
 from ..engine.features import Features, columns
+from ..engine.scheduler import Plan
+from ..engine.speculator import Proposal, Round, Speculator
 
 
 class Switch:
     """Hands every round to one of its parts, by name. The target's features are asked for once, for all of them."""
 
-    def __init__(self, parts: dict[str, object], first: str):
+    def __init__(self, parts: dict[str, Speculator], first: str):
         self.parts, self.mode = parts, first
-        self.rejection = self.current.rejection
         self.layers = tuple(sorted({layer for part in parts.values() for layer in part.layers}))
         self.trace = None
         for name, part in parts.items():
@@ -16,43 +19,34 @@ class Switch:
                 part.pause()
 
     @property
-    def current(self):
+    def current(self) -> Speculator:
         return self.parts[self.mode]
 
     @property
     def runner(self):
         return self.current.runner
 
-    @property
-    def seconds(self) -> float:
-        return self.current.seconds
-
-    def record(self, trace) -> None:
-        """Write what the parts do into a Trace from now on."""
-        self.trace = trace
-        for part in self.parts.values():
-            part.record(trace)
-
     def attach(self, features: Features) -> None:
-        """Where the engine keeps the target's features, for all parts."""
         for part in self.parts.values():
             part.attach(features)
 
-    def propose(self, plan):
+    def propose(self, plan: Plan) -> Proposal:
         return self.current.propose(plan)
 
-    def verify(self, *args):
-        return self.current.verify(*args)
-
-    def observe(self, plan, trees, paths, offsets, features, seconds: float) -> None:
-        part = self.current
-        own = columns(features, self.layers, part.layers) if part.layers else None
-        part.observe(plan, trees, paths, offsets, own, seconds)
+    def observe(self, round: Round) -> None:
+        part, features = self.current, None
+        if part.layers:
+            features = columns(round.features, self.layers, part.layers)
+        part.observe(replace(round, features=features))
 
     def switch(self, mode: str) -> None:
-        """Another part takes over with the next proposal."""
+        """Let another part take over with the next proposal."""
         self.current.pause()
         self.mode = mode
+
+    def release(self, sequence) -> None:
+        for part in self.parts.values():
+            part.release(sequence)
 
     def pause(self) -> None:
         self.current.pause()
@@ -61,6 +55,13 @@ class Switch:
         for part in self.parts.values():
             part.close()
 
-    def release(self, sequence) -> None:
+    def record(self, trace) -> None:
+        self.trace = trace
         for part in self.parts.values():
-            part.release(sequence)
+            part.record(trace)
+
+    def stats(self) -> dict:
+        out = {}
+        for part in self.parts.values():
+            out |= part.stats()
+        return out

@@ -64,7 +64,7 @@ class ModelProposer:
             wide = width if policy.adaptive or level == 1 else 1
             of = [sequences[i] for i, _ in frontier]
             guessed = [sequences[i].num_tokens + level - 1 for i, _ in frontier]
-            logits = self.runner.shape(logits, [(sequences[i], trees[i], node) for i, node in frontier])
+            logits = self.runner.process(logits, [(sequences[i], trees[i], node) for i, node in frontier])
             ids, confidence, _, q = self.runner.candidates(self.sampler, logits, of, guessed, wide)
             grown = []
             for row, (i, parent) in enumerate(frontier):

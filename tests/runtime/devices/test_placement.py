@@ -125,9 +125,9 @@ def test_tokens_are_the_same_elsewhere(kind, mode, draft_too, tiny_folder, tiny_
     for _ in range(2):
         assert answers(llm) == plain
     if mode in ("ssd", "lockstep"):
-        assert llm.engine.speculator.failures == 0
+        assert llm.engine.speculator.supervisor.failures == 0
     if mode == "lockstep" and kind == "itself":
-        assert llm.engine.speculator.hits > 4 * llm.engine.speculator.misses
+        assert llm.engine.speculator.counts.hits > 4 * llm.engine.speculator.counts.misses
     llm.close()
 
 
@@ -164,7 +164,7 @@ def test_speculation_changes_nothing_on_a_gpu(kind, mode, draft_device, tiny_fol
     llm = LLM.from_model(target, Tokenizer(tiny_folder), draft=draft, mode=mode, seed=3, tree_width=1)
     for _ in range(2):
         assert answers(llm) == plain
-    assert mode != "ssd" or llm.engine.speculator.failures == 0
+    assert mode != "ssd" or llm.engine.speculator.supervisor.failures == 0
     llm.close()
 
 

@@ -1,5 +1,6 @@
 """What the text had in the same place before: the index, and how a draft's own choices and it are ranked."""
 
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -52,31 +53,38 @@ def forest(text, flight):
     import numpy as np
 
     from ssd.runtime.lanes.forest import Forest
+    from ssd.runtime.lanes.lane_slot import LaneSlot
 
     runner = SimpleNamespace(draft=SimpleNamespace(shift=0), own=())
-    request = SimpleNamespace(params=None, seed=0, prompt_len=0, logits_processors=())
-    f = Forest(runner, 0, request, np.empty(64, np.int64), None)
+    sequence = SimpleNamespace(tokens=np.empty(64, np.int64), params=None, seed=0, prompt_len=0)
+    f = Forest(runner, LaneSlot(0, 1, sequence, []), born=1)
     f.restart(text, flight)
     return f
+
+
+def computed(best=(), bonus=(), q=None):
+    from ssd.runtime.lanes.forest import Computed
+
+    return Computed(best, bonus, q, None)
 
 
 def test_candidates_are_the_drafts_and_the_texts_without_what_is_verified():
     from ssd.runtime.engine.tree import Tree
 
     f = forest([1, 2, 3, 1, 2, 4, 9, 1, 2], Tree([4, 5], [-1, 0]))  # behind 1, 2 came 4 and 3; behind 2 the same
-    f.bonus = {-1: [6, 4, 3, -1], 0: [7, 9, 8], 1: []}
+    f.known = {node: computed(bonus=bonus) for node, bonus in {-1: [6, 4, 3, -1], 0: [7, 9, 8], 1: []}.items()}
     assert f.candidates(-1) == [3, 6]  # 4 is verified
     assert f.rank(-1, 6) == 1 and f.rank(-1, 4) is None
     assert f.candidates(0) == [9, 7, 8]  # behind 4 came 9; 5 would be taken, and is no candidate of anybody
     assert f.candidates(1) == [] == f.candidates(5)
-    f.bonus[1] = [7, 8]
+    f.known[1] = computed(bonus=[7, 8])
     assert f.candidates(1) == [7, 8]  # nothing came behind 5 yet
-    f.echo.extend([4, 5, 3, 0])
+    f.lookup.extend([4, 5, 3, 0])
     assert f.candidates(1) == [7, 3, 8]  # where nothing was refused, the draft comes first
     f = forest([1, 2, 3, 1, 2, 4, 9, 1, 2], Tree())
-    f.best = {-1: [6, 4]}
+    f.known = {-1: computed(best=[6, 4])}
     assert f.children(-1, 1) == [6] and f.children(-1, 2) == [6, 4] and f.children(-1, 3) == [6, 4, 4]
-    f.best = {-1: [6, 7]}
+    f.known = {-1: computed(best=[6, 7])}
     assert f.children(-1, 2) == [6, 4]  # what the text had before the draft's second choice
-    f.q = {-1: None}
+    f.known = {-1: computed(best=[6, 7], q=torch.ones(1))}
     assert f.children(-1, 2) == [6, 7]  # unless both were sampled

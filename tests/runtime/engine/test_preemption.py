@@ -66,7 +66,7 @@ def test_speculation(mode, kind, tiny_folder, tiny_target, plain, drafts):
         assert same(llm, plain)["preemptions"] > 0
         if mode == "ssd":
             lanes = llm.engine.speculator
-            assert lanes.failures == 0 and not lanes.slot_of and len(lanes.free) == 4
+            assert lanes.supervisor.failures == 0 and not lanes.slots and len(lanes.slots.free) == 4
         elif kind != "ngram":
             assert len(llm.engine.speculator.proposer.free) == 4
         llm.close()
@@ -138,5 +138,5 @@ def test_changes_of_mode(tiny_folder, tiny_target, plain, drafts, monkeypatch):
     other = {"sd": {"sd": 1.0, "ssd": 2.0}, "ssd": {"sd": 2.0, "ssd": 1.0}}
     monkeypatch.setattr(auto, "predictions", lambda: other[auto.mode])
     assert same(llm, plain)["preemptions"] > 0
-    assert auto.switches >= 4 and auto.parts["ssd"].failures == 0
+    assert auto.switches >= 4 and auto.parts["ssd"].supervisor.failures == 0
     llm.close()

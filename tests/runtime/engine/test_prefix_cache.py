@@ -30,7 +30,7 @@ class Checked:
         sizes = {"max_batch": 4, "max_model_len": 128, "kv_tokens": 512, "prefill_chunk": 16} | sizes
         self.engine = Engine(
             model, kernels.sample, model.config.eos_token_ids, page_size=PAGE_SIZE,
-            speculator=SyncSpeculator(proposer, policy) if speculate else None, nodes=NODES if speculate else 0,
+            **(dict(speculator=SyncSpeculator(proposer, policy), rule="coupled", nodes=NODES) if speculate else {}),
             **sizes,
         )  # fmt: skip
         self.proposer, self.alive, self.prefixes = proposer, [], {}

@@ -31,7 +31,7 @@ SHAPES = [
 def test_tokens_are_those_of_plain_decoding(kind, shape, tiny_folder, tiny_target, plain, tmp_path, monkeypatch):
     llm = make(tiny_folder, tiny_target, load(kind, tiny_folder, tmp_path, tiny_target, "bf16"), **shape)
     assert answers(llm) == plain
-    assert llm.engine.speculator.failures == 0 and llm.engine.speculator.lane.rounds > 0
+    assert llm.engine.speculator.supervisor.failures == 0 and llm.engine.speculator.lane.rounds > 0
 
 
 HITS = [
@@ -47,7 +47,7 @@ def test_the_target_as_its_own_draft_always_hits(shape, temperature, tiny_folder
     llm = make(tiny_folder, tiny_target, Draft.load(tiny_folder, tiny_target, "bf16"), **shape)
     llm.generate(PROMPTS, SamplingParams(temperature=temperature, max_tokens=31, ignore_eos=True))
     stats = llm.stats()
-    assert llm.engine.speculator.failures == 0
+    assert llm.engine.speculator.supervisor.failures == 0
     assert stats["hit_rate"] == 1.0 and stats["acceptance_rate"] == 1.0
     assert stats["mean_accepted_length"] > 0.7 * (1 + shape["k"])
 
@@ -67,7 +67,7 @@ def test_two_threads(kind, tiny_folder, tiny_target, plain, tmp_path):
             **shape,
         )
         assert answers(llm) == plain
-        assert llm.engine.speculator.failures == 0
+        assert llm.engine.speculator.supervisor.failures == 0
         llm.close()
         assert llm.engine.speculator.lane is None
 
@@ -156,7 +156,7 @@ def test_a_fault_of_the_draft_lane_costs_no_token(
     assert answers(llm) == plain
     lanes, warnings = llm.engine.speculator, [r for r in caplog.records if r.levelname == "WARNING"]
     if fault in (raises, nan_logits, forgets_kv):
-        assert lanes.failures == 3 and lanes.lane is None and len(warnings) == 1
+        assert lanes.supervisor.failures == 3 and lanes.lane is None and len(warnings) == 1
         assert llm.stats()["recoveries"]["rollback"]["count"] >= 3
     else:
         assert not warnings
@@ -182,10 +182,10 @@ def test_a_lane_that_hangs_is_given_up_within_a_second_and_a_slow_one_is_not(
     monkeypatch.setattr(DraftLane, "fork", slow)
     llm = make(tiny_folder, tiny_target, Draft.load(tiny_folder, tiny_target, "bf16"), k=3, lockstep=False)
     begin = time.monotonic()
-    while time.monotonic() - begin < 3.0 and (llm.engine.speculator.failures < failures or not slept):
+    while time.monotonic() - begin < 3.0 and (llm.engine.speculator.supervisor.failures < failures or not slept):
         assert answers(llm) == plain
     lanes = llm.engine.speculator
-    assert slept and lanes.failures == failures and time.monotonic() - begin < 3.0
+    assert slept and lanes.supervisor.failures == failures and time.monotonic() - begin < 3.0
     assert answers(llm) == plain
     hung.set()
     llm.close()
@@ -204,9 +204,9 @@ def test_an_exception_in_the_verify_lane_leaves_the_draft_lane_sound(tiny_folder
     monkeypatch.setattr(tiny_target, "forward", fails)
     with pytest.raises(RuntimeError, match="planted"):
         llm.generate(PROMPTS, SamplingParams(max_tokens=30))
-    assert not llm.engine.speculator.slot_of and llm.engine.allocator.num_free == llm.engine.allocator.num_pages
+    assert not llm.engine.speculator.slots and llm.engine.allocator.num_free == llm.engine.allocator.num_pages
     assert answers(llm) == plain
-    assert llm.engine.speculator.failures == 0
+    assert llm.engine.speculator.supervisor.failures == 0
     llm.close()
 
 
@@ -217,7 +217,7 @@ def test_requests_that_leave_free_their_slots(tiny_folder, tiny_target, plain):
         next(stream), next(stream)
         stream.close()
     assert answers(llm) == plain
-    assert len(llm.engine.speculator.free) == 2 and not llm.engine.speculator.requests
+    assert len(llm.engine.speculator.slots.free) == 2 and not llm.engine.speculator.slots.owners
     llm.close()
 
 
@@ -228,7 +228,7 @@ def test_the_trace_tells_of_publications_hits_and_passes(tiny_folder, tiny_targe
     published = [e for e in trace.events if e["name"] == "publish"]
     hits = [e for e in trace.events if e["name"] == "hit"]
     assert {e["args"]["depth"] for e in published} == {1, 2, 3} and {e["tid"] for e in published} == {2}
-    assert len(hits) == llm.engine.speculator.hits + 1 > 2 and {e["tid"] for e in hits} == {1}
+    assert len(hits) == llm.engine.speculator.counts.hits + 1 > 2 and {e["tid"] for e in hits} == {1}
 
 
 # --- random delays, a backup draft, many requests -------------------------------------------------------------------
@@ -259,7 +259,7 @@ def test_delays_in_both_lanes_change_no_token(kind, seed, tiny_folder, tiny_targ
     for shape in (dict(k=3, max_batch=3), dict(k=2, tree_width=3, branches=6)):
         llm = make(tiny_folder, tiny_target, draft, lockstep=False, **shape)
         assert answers(llm) == plain
-        assert llm.engine.speculator.failures == 0
+        assert llm.engine.speculator.supervisor.failures == 0
         llm.close()
 
 
@@ -289,9 +289,9 @@ def test_the_larger_draft_is_tried_where_the_first_brings_little_and_left_where_
     assert both.layers == ((0, 2) if layers is None else (0, 1, 2))
     for _ in range(3):
         assert answers(llm) == plain
-    assert both.switched and all(part.failures == 0 for part in both.parts.values())
-    assert (both.mode == "backup") == len(both.switched) % 2  # it begins with the draft
-    assert llm.stats()["recoveries"]["model_switch"]["count"] == len(both.switched)
+    assert both.switched.count and all(part.supervisor.failures == 0 for part in both.parts.values())
+    assert (both.mode == "backup") == both.switched.count % 2  # it begins with the draft
+    assert llm.stats()["recoveries"]["model_switch"]["count"] == both.switched.count
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -312,7 +312,7 @@ def test_drafts_that_change_at_any_round_leave_the_lanes_sound(
         self.rounds = self.tokens = 0
 
     monkeypatch.setattr(BackupDraft, "WINDOW", 1)
-    monkeypatch.setattr("ssd.runtime.lanes.verify_lane.VerifyLane._worth_asking", lambda self: True)
+    monkeypatch.setattr("ssd.runtime.lanes.retry_value.RetryValue.pays", lambda self: True)
     monkeypatch.setattr(BackupDraft, "_decide", decide)
     weak, strong = (
         Draft.load(write_draft(tmp_path / str(layers), layers=layers), tiny_target, "bf16")
@@ -322,7 +322,7 @@ def test_drafts_that_change_at_any_round_leave_the_lanes_sound(
     llm = LLM.from_model(tiny_target, Tokenizer(tiny_folder), draft=weak, backup=strong, **options)
     for _ in range(3):
         assert answers(llm) == plain
-    assert [part.failures for part in llm.engine.speculator.parts.values()] == [0, 0]
+    assert [part.supervisor.failures for part in llm.engine.speculator.parts.values()] == [0, 0]
 
 
 def test_the_larger_draft_stays_while_it_gives_more_tokens_a_second():
@@ -336,14 +336,14 @@ def test_the_larger_draft_stays_while_it_gives_more_tokens_a_second():
         both._decide(length)
         return both.mode
 
-    parts = [SimpleNamespace(layers=(), rejection=False, pause=lambda: None, trace=None) for _ in range(2)]
+    parts = [SimpleNamespace(layers=(), pause=lambda: None, trace=None) for _ in range(2)]
     both = BackupDraft(*parts)
     assert window(90, 1.9) == "draft"  # it brings enough
     assert window(60, 1.2) == "backup"
     assert window(100, 2.2) == "backup" and window(100, 2.2) == "backup"
     assert window(20, 1.1) == "draft" and both.rest == BackupDraft.REST
     assert [window(60, 1.2) for _ in range(11)] == ["draft"] * 10 + ["backup"]  # after 512 rounds
-    assert len(both.switched) == 3
+    assert both.switched.count == 3
 
 
 def soak(llm, requests, seed, faults):
@@ -370,7 +370,7 @@ def soak(llm, requests, seed, faults):
             stream.close()
         if faults and chance.random() < 0.1:
             lanes = llm.engine.speculator
-            lanes.draft.failures = 0  # they would add up to the end of speculation
+            lanes.supervisor.failures = 0  # they would add up to the end of speculation
             if lanes.lane:
                 lanes.lane.error = RuntimeError("planted")
         outputs = llm.generate([cases[i][0] for i in picked], [cases[i][1] for i in picked])
@@ -379,7 +379,7 @@ def soak(llm, requests, seed, faults):
     engine = llm.engine
     assert engine.allocator.num_free == engine.allocator.num_pages and not engine.scheduler.running
     lanes = engine.speculator
-    assert not lanes.slot_of and not lanes.requests and not lanes.next
+    assert not lanes.slots and not lanes.slots.owners
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - half) * 1024
 
 

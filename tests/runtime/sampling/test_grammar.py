@@ -119,7 +119,7 @@ def test_speculation_changes_nothing(kind, options, plain, tiny_folder, tiny_tar
     assert answers(llm) == plain
     assert llm.engine.allocator.num_free == llm.engine.allocator.num_pages
     if options["mode"] == "ssd":
-        assert llm.engine.speculator.failures == 0
+        assert llm.engine.speculator.supervisor.failures == 0
 
 
 @pytest.mark.parametrize("options", [dict(mode="sd", k=3), dict(mode="sd", k=2, tree_width=2), dict(mode="ssd", k=2)])
@@ -192,5 +192,5 @@ def test_two_threads(plain, tiny_folder, tiny_target):
     draft = Draft.load(tiny_folder, tiny_target, "bf16")
     cores = {"threads": list(CORES[:1]), "draft_threads": list(CORES[-1:])}
     llm = LLM.from_model(tiny_target, Tokenizer(tiny_folder), draft=draft, mode="ssd", k=3, max_batch=3, **cores)
-    assert answers(llm) == plain and llm.engine.speculator.rounds > 0
+    assert answers(llm) == plain and llm.engine.speculator.counts.rounds > 0
     llm.close()

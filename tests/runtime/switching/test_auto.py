@@ -14,7 +14,7 @@ from ssd.model.tokenizer import Tokenizer
 from ssd.runtime import LLM, SamplingParams
 from ssd.runtime.devices.threads import CORES
 from ssd.runtime.switching.cost_model import Costs, at, expected
-from ssd.runtime.switching.measure import ROWS, TargetTimer, costs_of
+from ssd.runtime.switching.measure import ROWS, DraftTimer, TargetTimer, costs_of
 from ssd.runtime.sync.policy import Policy, Record
 
 SLOW, FAST = {1: 0.01, 5: 0.012, 12: 0.02}, {1: 0.001, 5: 0.0012, 12: 0.002}
@@ -42,8 +42,10 @@ def test_formulas():
 def test_costs_are_measured_once_for_a_machine_and_pair(tiny_folder, tiny_target, tmp_path, monkeypatch):
     draft = Draft.load(write_draft(tmp_path / "d", layers=[1]), tiny_target, "bf16")
     arrangement = (list(CORES), list(CORES[:1]), list(CORES[-1:]))
-    cache, run = tmp_path / "cache", TargetTimer.run  # of steps too
-    monkeypatch.setattr(TargetTimer, "run", lambda self, rows: run(self, rows) and 1e-3 * rows)  # on a clock of its own
+    cache = tmp_path / "cache"
+    for timer in (TargetTimer, DraftTimer):  # on a clock of their own
+        run = timer.run
+        monkeypatch.setattr(timer, "run", lambda self, rows, run=run: run(self, rows) and 1e-3 * rows)
     costs = costs_of(tiny_target, draft, *arrangement, cache)
     assert all(set(times) == set(ROWS) and min(times.values()) > 0 for times in vars(costs).values())
     assert torch.ops.ssd.num_threads() == len(CORES)  # as before
@@ -88,7 +90,7 @@ def test_changes_of_mode_leave_the_tokens_alone(kind, tiny_folder, tiny_target, 
     monkeypatch.setattr(auto, "predictions", lambda: other[auto.mode])
     for _ in range(3):
         assert answers(llm) == plain
-    assert auto.switches >= 4 and auto.parts["ssd"].failures == 0
+    assert auto.switches >= 4 and auto.parts["ssd"].supervisor.failures == 0
     assert llm.stats()["mode_switches"] == auto.switches
     llm.close()
 

@@ -125,7 +125,7 @@ def test_beyond_the_drafts_context_and_up_to_the_targets_own_nothing_is_proposed
         more = dict(lockstep=True) if mode == "ssd" else {}
         llm = LLM.from_model(target, tokenizer, draft=draft, mode=mode, k=4, threads=1, **more)
         assert llm.generate("x" * 40, params) == plain
-        assert llm.metrics.proposed and (mode == "sd" or llm.engine.speculator.failures == 0)
+        assert llm.metrics.proposed and (mode == "sd" or llm.engine.speculator.supervisor.failures == 0)
         if draft is short:
             assert sum(llm.metrics.proposed) < 4 * 64 and llm.metrics.rounds > 120
 
