@@ -1,1 +1,1 @@
-"""Distillation: a draft for any target, from its own answers. Command line: python -m ssd.distill --help."""
+"""Distillation: trains a draft for any target on the target's own answers; see `python -m ssd.distill --help`."""

@@ -1,4 +1,4 @@
-"""python -m ssd.distill: a draft for any target; with --record, the target's answers to learn from."""
+"""python -m ssd.distill: trains a draft for any target; with --record, writes the answers that a draft learns from."""
 
 import argparse
 import ctypes
@@ -11,17 +11,17 @@ from ssd.cli.command import BadInput, Parser, check_writable, guarded, stop_at_o
 from .train import TrainOptions
 
 TRAINING = (
-    ("steps", int, "optimiser steps in all"),
+    ("steps", int, "number of optimiser steps"),
     ("batch_tokens", int, "tokens of a pass, padding included"),
-    ("accumulate", int, "passes a step"),
-    ("learning_rate", float, "at its greatest"),
-    ("final_rate", float, "share of it that is left at the end"),
-    ("warmup", int, "steps up to it"),
-    ("weight_decay", float, "of matrices"),
-    ("clip", float, "longest gradient"),
-    ("own_steps", int, "own steps of a feature draft in training"),
-    ("step_decay", float, "weight of each over that of the one before"),
-    ("feature_loss", float, "weight of smooth-L1 to the target's next feature"),
+    ("accumulate", int, "passes of an optimiser step"),
+    ("learning_rate", float, "peak learning rate"),
+    ("final_rate", float, "share of the peak that is left at the end"),
+    ("warmup", int, "steps until the peak"),
+    ("weight_decay", float, "weight decay of matrices"),
+    ("clip", float, "largest norm of a gradient"),
+    ("own_steps", int, "steps on its own features that a feature draft trains on"),
+    ("step_decay", float, "weight of such a step relative to the one before"),
+    ("feature_loss", float, "weight of the smooth-L1 loss between the draft's feature and the target's next one"),
 )
 
 
@@ -35,43 +35,52 @@ def numbers(text: str) -> list[float]:
 
 def parser() -> argparse.ArgumentParser:
     p = Parser(prog="python -m ssd.distill", description=__doc__, allow_abbrev=False)
-    p.add_argument("data", nargs="+", help="recorded .npz or text .jsonl files, or folders of them")
+    p.add_argument("data", nargs="+", help="recorded .npz files, .jsonl files of text, or folders of either")
     p.add_argument("--target", help="folder or hub id of the model (the default target)")
-    p.add_argument("--device", default="cpu", help="where torch computes (%(default)s)")
+    p.add_argument("--device", default="cpu", help="device on which torch computes (%(default)s)")
     p.add_argument("--threads", metavar="N|CORES", help="a number of threads, or cores such as 0,2 or 4-7 (all cores)")
-    p.add_argument("--seed", type=int, default=0, metavar="N", help="of every random choice (%(default)s)")
+    p.add_argument("--seed", type=int, default=0, metavar="N", help="seed of every random choice (%(default)s)")
     p.add_argument(
-        "--feature-layers", type=integers, default=(), metavar="L,...", help="layers whose output the draft is fed"
+        "--feature-layers",
+        type=integers,
+        default=(),
+        metavar="L,...",
+        help="layers of the target whose output feeds the draft (none)",
     )
     p.add_argument("--cache", default="features", metavar="DIR", help="folder of the target's features (%(default)s)")
     r = p.add_argument_group("recording")
-    r.add_argument("--record", metavar="DIR", help="answer the prompts of .jsonl files, and write part_*.npz here")
-    r.add_argument("--engine", choices=("ssd", "torch"), default="ssd", help="of recording (%(default)s)")
-    r.add_argument("--dtype", choices=("bf16", "int8", "fp32"), default="bf16", help="weights of the engine (bf16)")
-    r.add_argument("--record-batch", type=int, default=64, metavar="N", help="sequences at once (%(default)s)")
-    r.add_argument("--max-tokens", type=int, default=256, metavar="N", help="of an answer (%(default)s)")
+    r.add_argument("--record", metavar="DIR", help="answer the prompts of .jsonl files and write part_*.npz here")
+    r.add_argument("--engine", choices=("ssd", "torch"), default="ssd", help="engine that answers (%(default)s)")
+    r.add_argument("--dtype", choices=("bf16", "int8", "fp32"), default="bf16", help="weights of engine ssd (bf16)")
+    r.add_argument("--record-batch", type=int, default=64, metavar="N", help="sequences in a batch (%(default)s)")
+    r.add_argument("--max-tokens", type=int, default=256, metavar="N", help="longest answer, in tokens (%(default)s)")
     r.add_argument(
-        "--temperatures", type=numbers, default=[0.0, 0.6, 1.0], metavar="X,...", help="taken in turn (0,0.6,1)"
+        "--temperatures",
+        type=numbers,
+        default=[0.0, 0.6, 1.0],
+        metavar="X,...",
+        help="temperatures that the prompts take in turn (0,0.6,1)",
     )
-    r.add_argument("--part", type=int, default=512, metavar="N", help="prompts a file (%(default)s)")
+    r.add_argument("--part", type=int, default=512, metavar="N", help="prompts in a file (%(default)s)")
     d = p.add_argument_group("the draft")
     d.add_argument(
         "--out",
         default="draft",
         metavar="DIR",
-        help="of the draft and of the run's state, which a second call resumes (%(default)s)",
+        help="folder for the draft and for the state of the run, which a second call resumes (%(default)s)",
     )
     d.add_argument(
         "--layers",
         type=integers,
         default=(),
         metavar="L,...",
-        help="layers of the target to begin with (the last, or the first four and last two)",
+        help="layers of the target that the draft starts from (the last one with --feature-layers; without, the first "
+        "four and the last two)",
     )
-    d.add_argument("--from", dest="begin", metavar="DIR", help="begin with this draft, perhaps on other data")
-    d.add_argument("--hidden-size", type=int, metavar="N", help="narrower than the target (the target's)")
+    d.add_argument("--from", dest="begin", metavar="DIR", help="start from this draft; the data may differ")
+    d.add_argument("--hidden-size", type=int, metavar="N", help="hidden size of a narrower draft (the target's)")
     d.add_argument(
-        "--draft-vocab", type=int, default=8192, metavar="N", help="tokens that the draft can say (%(default)s)"
+        "--draft-vocab", type=int, default=8192, metavar="N", help="tokens that the draft can propose (%(default)s)"
     )
     t = p.add_argument_group("training")
     o = TrainOptions()
@@ -84,35 +93,35 @@ def parser() -> argparse.ArgumentParser:
             help=f"{text} (%(default)s)",
         )
     t.add_argument(
-        "--freeze-head", dest="train_head", action="store_false", help="keep the output head as it is in the target"
+        "--freeze-head", dest="train_head", action="store_false", help="keep the target's output head unchanged"
     )
-    t.add_argument("--fp32", action="store_true", help="products in float32 instead of bfloat16")
+    t.add_argument("--fp32", action="store_true", help="compute products in float32 instead of bfloat16")
     t.add_argument(
-        "--held-out", type=float, default=0.02, metavar="X", help="share of the prompts to evaluate on (%(default)s)"
+        "--held-out", type=float, default=0.02, metavar="X", help="share of prompts to evaluate on (%(default)s)"
     )
-    t.add_argument("--held-max", type=int, default=64, metavar="N", help="sequences of them at most (%(default)s)")
-    t.add_argument("--depth", type=int, default=6, metavar="N", help="own steps to evaluate (%(default)s)")
+    t.add_argument("--held-max", type=int, default=64, metavar="N", help="most sequences to evaluate on (%(default)s)")
+    t.add_argument("--depth", type=int, default=6, metavar="N", help="steps of the draft to evaluate (%(default)s)")
     t.add_argument(
         "--evaluate-every",
         type=int,
         default=200,
         metavar="N",
-        help="steps between evaluations, and checkpoints (%(default)s)",
+        help="steps between checkpoints, each with an evaluation (%(default)s)",
     )
-    p.add_argument("--minutes", type=float, metavar="X", help="stop after this long; the same call goes on later")
-    t.add_argument("--plot", metavar="FILE", help="picture of the curves (needs matplotlib)")
+    p.add_argument("--minutes", type=float, metavar="X", help="stop after this time; the same call resumes the run")
+    t.add_argument("--plot", metavar="FILE", help="draw the training curves (needs matplotlib)")
     e = p.add_argument_group("evaluation")
     e.add_argument(
-        "--evaluate", metavar="DRAFT", help="acceptance of a draft on recorded text, by kind and temperature"
+        "--evaluate", metavar="DRAFT", help="measure a draft's acceptance on recorded text, by kind and temperature"
     )
-    e.add_argument("--json", metavar="FILE", help="write the figures here")
+    e.add_argument("--json", metavar="FILE", help="write the figures to this file")
     return p
 
 
 def keep_freed_memory() -> None:
-    """glibc keeps what torch frees: pages given back would be faulted in again at the next operator."""
+    """Tells glibc to keep what torch frees; pages that it returned would fault in again at the next operator."""
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
-        mallopt(-4, 0)  # M_MMAP_MAX: no block in a mapping of its own
+        mallopt(-4, 0)  # M_MMAP_MAX: no block gets a mapping of its own
         mallopt(-1, -1)  # M_TRIM_THRESHOLD: never trim
 
 
@@ -123,7 +132,7 @@ def check(args) -> None:
     if args.minutes is not None and not args.minutes > 0:
         raise BadInput(f"--minutes: got {args.minutes}, wanted more than 0")
     if args.record and args.engine == "ssd" and args.device != "cpu":
-        raise BadInput(f"--device: got {args.device}, wanted --engine torch with it: ssd records on the CPU")
+        raise BadInput(f"--device: got {args.device}, but engine ssd records on the CPU; add --engine torch")
     for name in ("plot", "json"):
         if path := getattr(args, name):
             check_writable(f"--{name}", path)

@@ -1,4 +1,4 @@
-"""Sequences with their features as padded batches of like length."""
+"""Padded batches of sequences of similar length, with the target's features."""
 
 import hashlib
 import random
@@ -15,32 +15,32 @@ from .loss import teacher
 
 @dataclass
 class Batch:
-    """ids [B, T], features [B, T, n H] or None; `rows` of the flat [B * T] have the teacher of what follows them."""
+    """A padded batch of B sequences of T tokens. In N of its B * T rows, the teacher's next tokens are known."""
 
-    ids: torch.Tensor
-    features: torch.Tensor | None
-    rows: torch.Tensor  # int64 [N]
-    top_ids: torch.Tensor  # int64 [N, TOP], target ids
-    top_nlp: torch.Tensor  # uint8 [N, TOP]
-    next_ids: torch.Tensor  # int64 [N]: the tokens that do follow
+    ids: torch.Tensor  # int64 [B, T]
+    features: torch.Tensor | None  # bfloat16 [B, T, n H], the target's
+    rows: torch.Tensor  # int64 [N]: indices into the flattened [B * T]
+    top_ids: torch.Tensor  # int64 [N, TOP]: the teacher's most probable next tokens, target ids
+    top_nlp: torch.Tensor  # uint8 [N, TOP]: their negative log-probabilities, in sixteenths of a nat
+    next_ids: torch.Tensor  # int64 [N]: the token that the text has next
     sequence: torch.Tensor  # int64 [N]: number of the sequence
-    position: torch.Tensor  # int64 [N]: of the token that follows
+    position: torch.Tensor  # int64 [N]: position of the next token
 
     def to(self, device) -> "Batch":
         return Batch(*(None if t is None else t.to(device, non_blocking=True) for t in vars(self).values()))
 
 
 def held_out(prompt, share: float) -> bool:
-    """Whether sequences of this prompt are kept for evaluation: by its digest, so that all of them are or none."""
+    """Whether a prompt is held out for evaluation. Its digest decides, so all answers to it are held out or none."""
     h = hashlib.blake2b(np.asarray(prompt, np.int32).tobytes(), digest_size=4).digest()
     return int.from_bytes(h, "little") < share * 2**32
 
 
 class Data:
-    """Several sets of sequences, and the features of each (None for drafts that take none)."""
+    """Several sets of sequences, each with the target's features (None for drafts that take none)."""
 
     def __init__(self, max_length: int = 1024):
-        self.items: list = []  # (set, sequence in it, first row of its features, length)
+        self.items: list = []  # (number of the set, number in the set, first row of its features, length)
         self.lengths: list[int] = []
         self.sets: list[tuple[Sequences, torch.Tensor | None]] = []
         self.max_length = max_length
@@ -58,13 +58,13 @@ class Data:
         return self.sets[number][0].prompts[i]
 
     def subject(self, item: int):
-        """The prompt; of a text, whose prompt is its first token alone, all of it."""
+        """The tokens that tell sequences apart: the prompt, or a whole text, whose prompt is only its first token."""
         number, i, *_ = self.items[item]
         prompt = self.prompt(item)
         return prompt if len(prompt) > 1 else np.concatenate([prompt, self.sets[number][0].completions[i]])
 
     def split(self, share: float) -> tuple[list[int], list[int]]:
-        """Numbers of the sequences to learn from, and of those held out."""
+        """(numbers of the sequences to train on, numbers of those held out)."""
         out = [held_out(self.subject(k), share) for k in range(len(self.items))]
         return [k for k, o in enumerate(out) if not o], [k for k, o in enumerate(out) if o]
 
@@ -89,21 +89,21 @@ class Data:
         return Batch(ids, features, *(torch.from_numpy(np.concatenate(p)) for p in parts))
 
     def groups(self, items: list[int], tokens: int) -> list[list[int]]:
-        """The sequences in batches of at most `tokens`, padding included."""
+        """Batches of at most `tokens` tokens each, padding included."""
         return batches(sorted(items, key=self.lengths.__getitem__), self.lengths, tokens)
 
     def epoch(self, items: list[int], tokens: int, seed: int, number: int) -> list[list[int]]:
-        """The batches of an epoch: another order and other company in each, a function of its arguments."""
+        """The batches of one epoch, a function of the arguments; each epoch orders and groups the sequences anew."""
         shuffle = random.Random(f"{seed} {number}")
         like = {k: (self.lengths[k] // 48, len(self.prompt(k)) // 16, shuffle.random()) for k in items}
-        items = sorted(items, key=like.__getitem__)  # like lengths together, those of prompts too
+        items = sorted(items, key=like.__getitem__)  # similar lengths together, of prompts too
         groups = batches(items, self.lengths, tokens)
         shuffle.shuffle(groups)
         return groups
 
 
 def load_data(sets: list[Sequences], target, cache: Path, progress=None) -> Data:
-    """Data of sequences and of the target's features and tokens, computed where they are not in the cache."""
+    """The sets with the target's features and most probable tokens, which are computed unless the cache has them."""
     data = Data()
     for s in sets:
         features = prepare(s, target, cache, progress) if target.features or s.top_ids is None else None
@@ -116,7 +116,7 @@ def teacher_of(batch: Batch, t2d: torch.Tensor):
 
 
 def all_tops(data: Data, items: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Every recorded top token and its nlp, [tokens, TOP], of these sequences."""
+    """(ids, nlp), each [tokens, TOP]: the teacher's most probable tokens at every position of these sequences."""
     pairs = [(data.sets[n][0].top_ids[i], data.sets[n][0].top_nlp[i]) for n, i, *_ in (data.items[k] for k in items)]
     ids, nlp = (np.concatenate([p[j] for p in pairs]).reshape(-1, TOP) for j in (0, 1))
     return torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(nlp)

@@ -1,4 +1,4 @@
-"""The shape of a draft, and its first weights out of the target's."""
+"""The shape of a draft, and its initial weights, which are taken from the target."""
 
 import json
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from ssd.model.weights import Checkpoint, tensor_shapes
 
 @dataclass(frozen=True)
 class DraftConfig:
-    """num_layers Llama layers; with feature_layers, fed with what those of the target put out."""
+    """The shape of a draft: a small Llama, whose first layer reads features of the target if it has feature_layers."""
 
     hidden_size: int
     target_hidden_size: int
@@ -23,20 +23,20 @@ class DraftConfig:
     head_dim: int
     intermediate_size: int
     rms_norm_eps: float
-    vocab_size: int
-    draft_vocab_size: int
-    feature_layers: tuple[int, ...] = ()
-    base: dict | None = None  # config.json of the target: RoPE, EOS and the like
-    qkv_bias: bool = False
-    qk_norm: bool = False
+    vocab_size: int  # the target's
+    draft_vocab_size: int  # tokens that the draft can propose
+    feature_layers: tuple[int, ...] = ()  # layers of the target whose outputs are the features
+    base: dict | None = None  # config.json of the target: RoPE, EOS tokens and so on
+    qkv_bias: bool = False  # whether the q, k and v projections have biases
+    qk_norm: bool = False  # whether q and k are normalised head by head
 
     @property
     def has_fc(self) -> bool:
-        """A lone feature as wide as the draft enters as it is."""
+        """Whether a matrix projects the features; a single feature as wide as the draft needs none."""
         return len(self.feature_layers) * self.target_hidden_size not in (0, self.hidden_size)
 
     def to_dict(self) -> dict:
-        """config.json of the draft."""
+        """The contents of the draft's config.json."""
         keep = (
             "rope_theta",
             "rope_scaling",
@@ -69,12 +69,12 @@ class DraftConfig:
 
 
 def heads(c: LlamaConfig) -> tuple[bool, bool]:
-    """Whether a draft has biases of q, k and v, and norms of q and k: as the target; other biases are left out."""
+    """(qkv_bias, qk_norm) of a draft, taken from its target; a draft has no biases beside those of q, k and v."""
     return c.attention_bias and not c.output_bias, c.qk_norm
 
 
 def plan(folder: Path, layers: list[int], feature_layers: tuple[int, ...], hidden_size: int | None, vocab: int | None):
-    """The DraftConfig of a draft made of these layers of a target. Raises ValueError where one is unfit."""
+    """The DraftConfig of a draft that starts from these layers of a target. Raises ValueError for bad arguments."""
     c = LlamaConfig.from_folder(folder)
     if not layers or any(not 0 <= i < c.num_layers for i in layers):
         raise ValueError(f"layers: got {layers}, wanted numbers from 0 to {c.num_layers - 1}")
@@ -90,7 +90,7 @@ def plan(folder: Path, layers: list[int], feature_layers: tuple[int, ...], hidde
 
 
 def choose_vocabulary(top_ids: torch.Tensor, top_nlp: torch.Tensor, size: int, vocab_size: int, eos) -> torch.Tensor:
-    """int64 [size], ascending: the tokens with the most teacher mass, EOS tokens always among them."""
+    """The tokens with the most teacher mass, int64 [size], ascending; EOS tokens are always among them."""
     mass = torch.zeros(vocab_size, dtype=torch.float64)
     mass.index_add_(0, top_ids.flatten(), torch.exp(top_nlp.double().flatten() / -16))
     mass[list(eos)] = float("inf")
@@ -102,11 +102,11 @@ def narrower(c: DraftConfig, t: LlamaConfig) -> bool:
 
 
 def first_weights(c: DraftConfig, folder: Path, layers: list[int], d2t: torch.Tensor, seed: int):
-    """(weights, embedding [V, H]) taken from the target in a folder.
+    """(weights, embedding [V, H]) of a new draft, taken from the target in a folder.
 
-    A narrower draft works in the space of the embedding's first singular vectors, norm weights folded into products.
-    In a feature draft the deepest feature enters as it is; the token's half of the first layer's attention begins
-    small.
+    A narrower draft works in the space of the embedding's first singular vectors; norm weights are folded into the
+    matrices behind them. In a feature draft, the deepest feature enters unchanged, and the token's half of the first
+    layer's attention starts small.
     """
     t = LlamaConfig.from_folder(folder)
     checkpoint, known = Checkpoint(folder), tensor_shapes(t)
@@ -122,7 +122,7 @@ def first_weights(c: DraftConfig, folder: Path, layers: list[int], d2t: torch.Te
     random = torch.Generator().manual_seed(seed)
     out = {}
 
-    def reads(weight, norm):  # a product of a normed residual stream
+    def reads(weight, norm):  # a matrix that reads the normed residual stream
         return weight if narrow is None else (weight * norm) @ narrow
 
     def norm_of(weight):

@@ -1,4 +1,4 @@
-"""Sequences to learn from: recorded teacher data (.npz), or text (.jsonl)."""
+"""Sequences to train on: recorded teacher data (.npz) or text (.jsonl)."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,18 +13,15 @@ TOP = 8  # teacher tokens kept at each position
 
 @dataclass
 class Sequences:
-    """Prompts and their completions as token ids; the teacher's TOP tokens at each completion token, if recorded.
+    """Prompts with their completions, and the teacher's most probable tokens if they were recorded."""
 
-    top_ids[i], top_nlp[i]: [tokens, TOP], negative log-probabilities in sixteenths of a nat (uint8).
-    """
-
-    kinds: list[str] = field(default_factory=list)
-    prompts: list = field(default_factory=list)
-    completions: list = field(default_factory=list)
-    top_ids: list | None = None
-    top_nlp: list | None = None
-    temperatures: list[float] | None = None  # at which the completion was drawn, and its seed, if known
-    seeds: list[int] | None = None
+    kinds: list[str] = field(default_factory=list)  # a name by which results are grouped
+    prompts: list = field(default_factory=list)  # arrays of token ids
+    completions: list = field(default_factory=list)  # arrays of token ids
+    top_ids: list | None = None  # [tokens, TOP] for each completion: the teacher's most probable tokens
+    top_nlp: list | None = None  # uint8 [tokens, TOP]: their negative log-probabilities, in sixteenths of a nat
+    temperatures: list[float] | None = None  # temperature at which each completion was drawn
+    seeds: list[int] | None = None  # seed with which each completion was drawn, -1 for none
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -35,8 +32,8 @@ def encode_nlp(nlp: torch.Tensor) -> torch.Tensor:
 
 
 def save(path: Path, s: Sequences) -> None:
-    """One .npz: kind [S], plen, clen [S], prompt, comp (all tokens in a row), top_id, top_nlp16 [tokens, TOP], and
-    temperature, seed [S]."""
+    """Writes an .npz file of S sequences: kind, plen, clen, temperature and seed [S]; prompt and comp, which hold the
+    tokens of all sequences in a row; top_id and top_nlp16 [tokens, TOP]."""
     flat = np.concatenate([np.asarray(x, np.int64) for x in [*s.prompts, *s.completions]])
     ids = np.uint16 if max(flat.max(), max(t.max() for t in s.top_ids)) < 1 << 16 else np.uint32
     arrays = dict(
@@ -51,7 +48,7 @@ def save(path: Path, s: Sequences) -> None:
 
 
 def load_recorded(path: Path) -> Sequences:
-    """Reads what `save` wrote; temperature and seed may be absent."""
+    """The sequences of a file that `save` wrote; temperature and seed may be absent. Raises ValueError if broken."""
     try:
         with np.load(path) as f:
             a = {k: f[k] for k in f.files}
@@ -59,22 +56,22 @@ def load_recorded(path: Path) -> Sequences:
         parts = [np.split(a[k], ends[i]) for k, i in (("prompt", 0), ("comp", 1), ("top_id", 1), ("top_nlp16", 1))]
         sums = [(a["plen"].sum(), len(a["prompt"])), *((a["clen"].sum(), len(a[k])) for k in ("comp", "top_id"))]
     except (OSError, ValueError, KeyError, EOFError) as e:
-        raise ValueError(f"{path} is no recorded teacher data: {e}") from None
+        raise ValueError(f"{path}: holds no recorded teacher data: {e}") from None
     if any(wanted != got for wanted, got in sums) or not len(a["plen"]):
-        raise ValueError(f"{path} is no recorded teacher data: the lengths do not add up")
+        raise ValueError(f"{path}: holds no recorded teacher data: the lengths do not add up")
     more = [a[k].tolist() if k in a else None for k in ("temperature", "seed")]
     return Sequences(a["kind"].tolist(), *parts, *more)
 
 
 def expand(paths: list[str]) -> list[Path]:
-    """Files, and the .npz and .jsonl files of folders."""
+    """The files among these paths, and the .npz and .jsonl files in the folders among them."""
     files = []
     for path in map(Path, paths):
         inside = sorted(f for f in path.iterdir() if f.suffix in (".npz", ".jsonl")) if path.is_dir() else [path]
         if not path.exists():
             raise ValueError(f"no such file or folder: {path}")
         if not inside:
-            raise ValueError(f"{path} holds no .npz and no .jsonl file")
+            raise ValueError(f"{path}: holds no .npz or .jsonl file")
         files += inside
     return files
 
@@ -90,7 +87,8 @@ def text_of(line: dict, key: str, where: str) -> str:
 
 
 def load_text(path: Path, tokenizer, eos: int | None) -> Sequences:
-    """Lines {"text"} (learned from whole) or {"prompt", "completion"} (the prompt through the chat template)."""
+    """Sequences from lines {"text"}, of which every token is learned, or {"prompt", "completion"}, whose prompt goes
+    through the chat template."""
     s = Sequences()
     for where, line in read_lines(path):
         if "completion" in line and "prompt" in line:
@@ -110,7 +108,7 @@ def load_text(path: Path, tokenizer, eos: int | None) -> Sequences:
 
 
 def load(files: list[Path], tokenizer, eos: int | None) -> Sequences:
-    """All sequences of .npz and .jsonl files; top_ids is None where one of them has none recorded."""
+    """All sequences of .npz and .jsonl files. A field that one of the files lacks, such as top_ids, is None."""
     parts = [load_recorded(f) if f.suffix == ".npz" else load_text(f, tokenizer, eos) for f in files]
     out = Sequences()
     for name in vars(out):

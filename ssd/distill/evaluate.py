@@ -1,4 +1,4 @@
-"""How many tokens of a draft the target would take, from text that it was not trained on."""
+"""How many tokens of a draft the target would accept, measured on text that the draft was not trained on."""
 
 import torch
 
@@ -7,18 +7,18 @@ from ssd import kernels
 from .batches import Batch, Data
 from .model import Draft
 
-SHOWN = 256  # rows of whole-vocabulary logits at a time
+SHOWN = 256  # rows whose logits over the whole vocabulary are in memory at a time
 
 
 def uniform(n: int, temperature: float) -> list[torch.Tensor]:
-    """temperature, top_k, top_p, min_p of n rows without filters."""
+    """The arguments temperature, top_k, top_p and min_p for n rows without filters."""
     return [
         torch.full((n,), temperature), torch.zeros(n, dtype=torch.int32), torch.ones(n), torch.zeros(n)
     ]  # fmt: skip
 
 
 def teacher_picks(b: Batch, vocab: int, temperature: float, seeds: torch.Tensor) -> torch.Tensor:
-    """The target's coupled token in each row, were its recorded top tokens all that it has: int64 [N]."""
+    """The token that the target would draw in each row from its recorded top tokens alone, int64 [N]."""
     if temperature == 0:
         return b.top_ids[:, 0]
     picks = []
@@ -32,8 +32,8 @@ def teacher_picks(b: Batch, vocab: int, temperature: float, seeds: torch.Tensor)
 
 @torch.no_grad()
 def accepted(draft: Draft, b: Batch, steps: int, temperature: float, seeds: torch.Tensor, wanted: torch.Tensor):
-    """bool [steps, N]: whether the draft's own step s proposes the wanted token in the row, ranked with the noise of
-    seeds [N]. A draft without features has one step, which is the same at all depths."""
+    """bool [steps, N]: whether step s of the draft proposes the wanted token in a row, ranked with the noise of seeds
+    [N]. A draft without features computes one step, which holds at every depth."""
     out = []
     own = steps if draft.config.feature_layers else 1
     for x in draft(b.ids, b.features, own):
@@ -45,9 +45,9 @@ def accepted(draft: Draft, b: Batch, steps: int, temperature: float, seeds: torc
 
 
 def chains(ok: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
-    """Tokens of a chain that are taken below each root: int64 [N] in 0..steps, -1 where the text ends too soon.
+    """How many tokens of a chain below each row are accepted: int64 [N] in 0..steps, -1 where the text ends too soon.
 
-    ok [steps, N] in the order of the text. Step s of root row r is row r + s.
+    ok [steps, N] is in the order of the text. Step s below row r is judged in row r + s.
     """
     steps, n = ok.shape
     alive, taken = torch.ones(n, dtype=torch.bool), torch.zeros(n, dtype=torch.int64)
@@ -61,7 +61,7 @@ def chains(ok: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
 
 
 def walk(taken: torch.Tensor, sequence: torch.Tensor) -> tuple[int, int]:
-    """(rounds, tokens) of decoding: from a root on to the one behind the tokens taken and the bonus token."""
+    """(rounds, tokens) of decoding: each round moves from a row past its accepted tokens and the bonus token."""
     rounds = tokens = row = 0
     while row < len(taken):
         if taken[row] < 0:  # the end of a sequence
@@ -74,10 +74,11 @@ def walk(taken: torch.Tensor, sequence: torch.Tensor) -> tuple[int, int]:
 
 
 class Tally:
-    """Acceptance per position, given that those before were taken, and accepted length, bonus token included.
+    """Counts acceptance by position, given that the positions before were accepted, and tokens of a round.
 
-    Both with every position as a root, and with those that decoding in chains of k tokens would come by: it starts
-    anew behind every rejection, which is where text is hard to guess, so its rounds are shorter.
+    Lengths are counted in two ways: with a round at every position of the text, and with the rounds that decoding in
+    chains of k tokens would run. Decoding starts a round after every rejection, where text is hard to guess, so its
+    rounds are shorter. The bonus token counts.
     """
 
     def __init__(self, steps: int):
@@ -97,7 +98,8 @@ class Tally:
             self.taken[s] += (taken > s).sum()
 
     def result(self) -> dict:
-        """walked_length: tokens a round of chains of 1, 2, ... tokens; the others with every position as a root."""
+        """The rates and lengths. walked_length has the tokens of a decoding round for chains of 1, 2, ... tokens; the
+        other figures start a round at every position."""
         per_position = (self.taken / self.tried.clamp_min(1)).tolist()
         share, length = 1.0, 1.0
         for a in per_position:
@@ -114,12 +116,13 @@ class Tally:
 
 
 def best(lengths: list[float], cost: float) -> tuple[float, int]:
-    """(greatest E / (1 + K c), its K) for the accepted lengths E of chains of K = 1, 2, ... tokens; 1 for K = 0."""
+    """(greatest speed-up E / (1 + K c), its K), where E is the accepted length of chains of K = 1, 2, ... tokens and c
+    the cost of a draft pass in target passes; (1, 0) where no K is faster."""
     return max([(1.0, 0), *((length / (1 + k * cost), k) for k, length in enumerate(lengths, 1))])
 
 
 def on_teacher(draft: Draft, data: Data, items: list[int], steps: int, tokens: int) -> dict:
-    """{"greedy", "coupled"}: Tally.result at temperatures 0 and 1 against the teacher's recorded top tokens."""
+    """Tally.result against the teacher's top tokens, for "greedy" (temperature 0) and "coupled" (temperature 1)."""
     tallies = {"greedy": Tally(steps), "coupled": Tally(steps)}
     device = draft.d2t.device
     for group in data.groups(items, tokens):
@@ -132,9 +135,9 @@ def on_teacher(draft: Draft, data: Data, items: list[int], steps: int, tokens: i
 
 
 def on_text(draft: Draft, data: Data, items: list[int], steps: int, tokens: int) -> dict:
-    """{(kind, temperature): Tally.result} against the recorded text itself: what decoding it again would accept.
+    """Tally.result against the recorded text, by (kind, temperature): what decoding it again would accept.
 
-    Only text that this project's engine drew, or greedy text, can be predicted; other sequences are left out.
+    Only greedy text, and text that this project's engine drew, can be predicted; other sequences are left out.
     """
     out: dict = {}
     device = draft.d2t.device

@@ -1,4 +1,4 @@
-"""Draft checkpoints: config.json and model.safetensors, as the runtime loads them."""
+"""Draft checkpoints in the form that the runtime loads: config.json and model.safetensors."""
 
 from pathlib import Path
 
@@ -13,7 +13,8 @@ from .model import Draft, shapes
 
 
 def save_draft(folder: Path, draft: Draft, dtype=torch.bfloat16) -> None:
-    """Matrices in dtype, norms float32; d2t where the vocabulary is trimmed; the embedding where it is narrower."""
+    """Writes a draft, matrices in `dtype` and norms in float32; d2t only if it is trimmed, the embedding only if it is
+    narrower than the target."""
     c, folder = draft.config, Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {n: w.detach().cpu() for n, w in draft.weights().items()}
@@ -29,9 +30,9 @@ def save_draft(folder: Path, draft: Draft, dtype=torch.bfloat16) -> None:
 
 
 def load_draft(folder: Path, embedding: torch.Tensor, dtype=torch.bfloat16, device="cpu", scale=None) -> Draft:
-    """A Draft of a folder that save_draft wrote, of the target with this embedding; scale: Draft's feature_scale.
+    """The Draft in a folder that save_draft wrote. embedding: the target's; scale: feature_scale of Draft.
 
-    Raises ValueError where a tensor is missing or has another shape.
+    Raises ValueError if a tensor is missing or has another shape.
     """
     c = DraftConfig.from_folder(folder)
     tensors = load_file(Path(folder) / "model.safetensors")

@@ -1,4 +1,4 @@
-"""Features of the target for all tokens of a set of sequences: computed once, kept on disk as bfloat16."""
+"""The target's features for all tokens of a set of sequences, computed once and kept on disk in bfloat16."""
 
 import hashlib
 import os
@@ -11,11 +11,11 @@ import torch
 from .data import Sequences
 from .teacher import Target
 
-BATCH_TOKENS = 8192  # of one pass of the target
+BATCH_TOKENS = 8192  # tokens of one pass of the target
 
 
 def digest(s: Sequences, target: Target) -> str:
-    """Of what the features are a function of."""
+    """A digest of everything that determines the features: target, layers and tokens."""
     h = hashlib.blake2b(repr((target.features, target.config)).encode(), digest_size=12)
     h.update(target.embedding[:: max(1, len(target.embedding) // 64)].float().cpu().numpy().tobytes())
     for ids in (*s.prompts, *s.completions):
@@ -25,7 +25,7 @@ def digest(s: Sequences, target: Target) -> str:
 
 
 def offsets(s: Sequences) -> list[int]:
-    """Where each sequence's rows (prompt, then completion) begin, and the end of the last."""
+    """The first row of each sequence, whose prompt and completion follow each other, and the end of the last."""
     lengths = [len(p) + len(c) for p, c in zip(s.prompts, s.completions, strict=True)]
     return [0, *np.cumsum(lengths).tolist()]
 
@@ -35,7 +35,7 @@ def path_of(folder: Path, s: Sequences, target: Target) -> Path:
 
 
 def opened(path: Path, rows: int, width: int, create: bool = False) -> torch.Tensor:
-    """bfloat16 [rows, width] over a file."""
+    """A tensor over a file, bfloat16 [rows, width]."""
     if create:
         with open(path, "wb") as f:
             f.truncate(rows * width * 2)
@@ -43,7 +43,7 @@ def opened(path: Path, rows: int, width: int, create: bool = False) -> torch.Ten
 
 
 def write(folder: Path, s: Sequences, target: Target, rows: list[torch.Tensor]) -> Path:
-    """Stores features that are known already, one [tokens, width] for each sequence."""
+    """Stores features that are already known, one tensor [tokens, width] for each sequence; returns the file."""
     path, at = path_of(folder, s, target), offsets(s)
     folder.mkdir(parents=True, exist_ok=True)
     making = path.with_suffix(f".{os.getpid()}")
@@ -56,7 +56,7 @@ def write(folder: Path, s: Sequences, target: Target, rows: list[torch.Tensor]) 
 
 
 def batches(order: Iterable[int], lengths: Sequence[int], tokens: int = BATCH_TOKENS) -> list[list[int]]:
-    """Sequence numbers, in their order, in groups that are padded to at most `tokens` (or are of one sequence)."""
+    """Consecutive groups of the sequence numbers, each of at most `tokens` tokens after padding, or of one sequence."""
     out, group, longest = [], [], 0
     for i in order:
         longest = max(longest, lengths[i])
@@ -70,7 +70,7 @@ def batches(order: Iterable[int], lengths: Sequence[int], tokens: int = BATCH_TO
 def prepare(
     s: Sequences, target: Target, folder: Path, progress: Callable[[int, int], None] | None = None
 ) -> torch.Tensor:
-    """The features [all tokens, n H] of the sequences, from the folder or computed now; fills in s.top_* if absent.
+    """The features of the sequences, [all tokens, n H], read from the folder or computed; fills in s.top_* if absent.
 
     progress(tokens done, tokens in all) is called after every pass.
     """

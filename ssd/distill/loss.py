@@ -1,4 +1,4 @@
-"""Distillation on the teacher's most probable tokens."""
+"""The loss: cross-entropy against the teacher's most probable tokens."""
 
 import torch
 
@@ -6,12 +6,12 @@ CHUNK = 1024  # rows whose logits are in memory at a time
 
 
 class HeadLoss(torch.autograd.Function):
-    """Sum over rows of weight * cross-entropy of softmax(x head^T) against the teacher, its gradients computed at once.
+    """Sum over rows of weight times the cross-entropy of softmax(x head^T) against the teacher.
 
-    The teacher is known by its top tokens: what they leave is one event, "another token". With q the draft and r the
-    rest, loss = -sum_i p_i log q_i - r log(1 - sum_i q_i): the cross-entropy of that coarser distribution, which
-    leaves it to the draft how the rest is spread. x [N, H]; head [V, H]; ids [N, k], -1 where there is none; p
-    float32 [N, k]; weight float32 [N].
+    Only the teacher's top tokens are known, with probabilities p_i; everything else is one event, "another token", with
+    probability r. With q the draft's distribution, loss = -sum_i p_i log q_i - r log(1 - sum_i q_i): the cross-entropy
+    of that coarser distribution, which leaves the draft free to spread the rest. The forward pass also computes the
+    gradients. x [N, H]; head [V, H]; ids [N, k], -1 for none; p float32 [N, k]; weight float32 [N].
     """
 
     @staticmethod
@@ -34,7 +34,7 @@ class HeadLoss(torch.autograd.Function):
             rest, other = 1 - pi.sum(-1, keepdim=True), (1 - qi.sum(-1, keepdim=True)).clamp_min(1e-6)
             total += (w * -((pi * logq).sum(-1, keepdim=True) + rest * other.log())).sum()
             q *= w * (1 - rest / other) / norm
-            # no index comes twice but that of missing ones, which add nothing
+            # only the index of missing tokens occurs more than once, and those add nothing
             q.scatter_add_(1, index, torch.where(there, w * (qi - pi) - q.gather(1, index), 0))
             q = q.to(x.dtype)
             dx[rows] = q @ head
@@ -49,13 +49,13 @@ class HeadLoss(torch.autograd.Function):
 
 
 def teacher(top_ids: torch.Tensor, top_nlp: torch.Tensor, t2d: torch.Tensor):
-    """(ids in the draft's vocabulary or -1, probabilities, mass) from recorded top_ids [N, k] and nlp [N, k].
+    """(ids in the draft's vocabulary or -1, probabilities, mass) from the recorded top_ids and top_nlp [N, k].
 
-    What the draft cannot say is taken out and the others are scaled up to stand for the whole; mass [N] is what they
-    were before. t2d int64 [target vocabulary], -1 for none.
+    Tokens that the draft cannot propose are removed, and the others are scaled up to the whole; mass [N] is their
+    probability before. t2d: int64 [target vocabulary], draft ids, -1 for none.
     """
     p = torch.exp(top_nlp.float() / -16)
-    p = p / p.sum(-1, keepdim=True).clamp_min(1)  # sixteenths of a nat may add up to more
+    p = p / p.sum(-1, keepdim=True).clamp_min(1)  # rounded to sixteenths of a nat, they may add up to more than 1
     ids = t2d[top_ids]
     mass = 1 - (p * (ids < 0)).sum(-1)
     p = torch.where(ids < 0, 0, p) / mass.clamp_min(1e-3)[:, None]

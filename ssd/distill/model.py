@@ -1,4 +1,4 @@
-"""The draft in torch: a Llama, or one fed with the target's features (EAGLE-3: Li et al., arXiv 2503.01840)."""
+"""The draft in torch: a Llama, or one that reads the target's features (EAGLE-3: Li et al., arXiv 2503.01840)."""
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +9,7 @@ from .teacher import normed_heads, rms_norm, rotate
 
 
 def shapes(c: DraftConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every trained tensor, as in the checkpoint."""
+    """Name and shape of every trained tensor, as the checkpoint has them."""
     q, kv, wide = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim, c.hidden_size
     out = {}
     if c.has_fc:
@@ -34,7 +34,7 @@ def shapes(c: DraftConfig) -> dict[str, tuple[int, ...]]:
 
 
 def shifted(x: torch.Tensor, by: int, dim: int) -> torch.Tensor:
-    """Row j gets row j - by along dim; zeros come in."""
+    """x moved along dim, so that row j is what row j - by was; the first rows are zeros."""
     if not by:
         return x
     length = x.shape[dim]
@@ -42,10 +42,11 @@ def shifted(x: torch.Tensor, by: int, dim: int) -> torch.Tensor:
 
 
 class Draft(nn.Module):
-    """weights: {name: tensor} as `shapes` says; d2t: int64 [draft vocabulary], target ids; embedding [V, H], fixed.
+    """The draft in training. Weights are float32; products are computed in `dtype`.
 
-    Weights are float32; products are computed in `dtype`. cos, sin: float32 [positions, D / 2]. feature_scale [n H]:
-    features are divided by it before fc, so that all weights of fc learn at one pace; 1 in a checkpoint.
+    weights: {name: tensor} as in `shapes`. d2t: int64 [draft vocabulary], target ids. embedding [V, H] is not trained.
+    cos, sin: float32 [positions, D / 2]. feature_scale [n H] divides the features before fc, so that all weights of fc
+    learn at one pace; a checkpoint has it folded into fc.
     """
 
     def __init__(self, config: DraftConfig, weights: dict, d2t, embedding, cos, sin, dtype, feature_scale=None):
@@ -66,12 +67,12 @@ class Draft(nn.Module):
         return dict(zip(self.names, self.tensors, strict=True))
 
     def forward(self, ids: torch.Tensor, features: torch.Tensor | None, steps: int = 1, skip: int = 0) -> list:
-        """The residual stream after the last layer for each of the draft's own steps, [B, T, H] of step 0 and
-        [B, T - skip, H] of the others, whose rows below `skip` are not wanted.
+        """The residual stream after the last layer at each of the draft's own steps: [B, T, H] at step 0, then
+        [B, T - skip, H], without the first `skip` rows.
 
-        ids [B, T]; features [B, T, n H] of the target, or None. At step s row j is fed with the draft's own feature of
-        row j - 1 at step s - 1, and sees what it will see in use: rows up to j - s as of step 0, then row j - s + i as
-        of step i: a chain of s tokens below root j - s. Rows below skip + s - 1, or s, have no root and mean nothing.
+        ids [B, T]; features [B, T, n H] of the target, or None. At step s, row j is fed with the draft's own feature of
+        row j - 1 at step s - 1. It sees what it will see in use, a chain of s tokens below root j - s: rows up to j - s
+        from step 0, then row j - s + i from step i. Rows below skip + s - 1, or s, have no root and mean nothing.
         """
         c, t = self.config, ids.shape[1]
         w = {n: x.to(self.dtype) if x.dim() == 2 else x for n, x in self.weights().items()}
@@ -79,7 +80,7 @@ class Draft(nn.Module):
         hidden = None
         if c.feature_layers:
             hidden = shifted(self.entered(features), 1, 1)
-        past: list[list] = [[] for _ in range(c.num_layers)]  # of each layer: K and V of every step
+        past: list[list] = [[] for _ in range(c.num_layers)]  # for each layer, K and V of every step
         out = []
         for step in range(steps):
             x = token if hidden is None else hidden
@@ -92,7 +93,7 @@ class Draft(nn.Module):
         return out
 
     def entered(self, features: torch.Tensor) -> torch.Tensor:
-        """The target's features as the residual stream that the draft's first layer reads."""
+        """The residual stream that the draft's first layer reads, made of the target's features."""
         if not self.config.has_fc:
             return features.float()
         fc = self.weights()["fc.weight"].to(self.dtype)
@@ -126,7 +127,7 @@ class Draft(nn.Module):
         return x + F.linear(inner, w[p + "mlp.down_proj.weight"]).float()
 
     def normed(self, x: torch.Tensor) -> torch.Tensor:
-        """What enters the output head, in the dtype of products."""
+        """The input of the output head, in the dtype of products."""
         return rms_norm(x, self.weights()["model.norm.weight"], self.config.rms_norm_eps).to(self.dtype)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
@@ -134,7 +135,8 @@ class Draft(nn.Module):
 
 
 def attention(q: torch.Tensor, past: list) -> torch.Tensor:
-    """q [B, Hq, T, D], the last rows, of step s = len(past) - 1 over past[0..s] = (K, V); see Draft.forward."""
+    """Attention of the last T rows, q [B, Hq, T, D], at step s = len(past) - 1 over past[0..s], pairs of K and V. The
+    rows that each row sees are those of Draft.forward."""
     step, (k, v) = len(past) - 1, past[0]
     if step == 0:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
@@ -144,7 +146,7 @@ def attention(q: torch.Tensor, past: list) -> torch.Tensor:
     unseen = torch.arange(keys, device=q.device) > row + (keys - t - step)
     scores = [(q @ k[:, :, None].transpose(-1, -2)).masked_fill(unseen, float("-inf"))]
     own = []
-    for i in range(1, step + 1):  # row j - (step - i), as of step i
+    for i in range(1, step + 1):  # row j - (step - i) at step i
         ki, vi = (shifted(x, step - i, 2)[:, :, None] for x in past[i])
         scores.append((q * ki).sum(-1, keepdim=True).masked_fill(row < step - i, float("-inf")))
         own.append(vi)

@@ -1,10 +1,10 @@
-"""The picture of a training run."""
+"""The plot of a training run."""
 
 from pathlib import Path
 
 
 def plot(curve: list[dict], path: Path) -> None:
-    """Loss and accepted length over tokens. Raises ValueError where matplotlib is not installed."""
+    """Draws loss and accepted length over tokens. Raises ValueError if matplotlib is not installed."""
     try:
         import matplotlib
     except ImportError:

@@ -1,4 +1,4 @@
-"""Teacher data: what the target answers, with its most probable tokens at every step, by the project's own engine."""
+"""Recording of teacher data: the target's answers, with its most probable tokens at every step."""
 
 import logging
 import time
@@ -16,14 +16,15 @@ from .features import write as write_features
 from .teacher import Target
 
 log = logging.getLogger(__name__)
-TURN_TOKENS, TURN_TEMPERATURE = 128, 0.8  # of a user's turn that the target writes
+TURN_TOKENS = 128  # longest turn of a user that the target writes
+TURN_TEMPERATURE = 0.8  # temperature at which it writes one
 
 
 class TopSampler:
-    """`kernels.sample` that keeps the TOP most probable tokens of every row, by the row's seed."""
+    """A `kernels.sample` that also keeps the TOP most probable tokens of every row."""
 
     def __init__(self):
-        self.rows: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
+        self.rows: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}  # seed to (ids, nlp) of its rows
 
     def __call__(self, logits, temperature, top_k, top_p, min_p, seeds, positions, logprobs=True):
         values, ids = logits.topk(TOP, -1)
@@ -34,16 +35,16 @@ class TopSampler:
 
 
 def read_prompts(files: list[Path], tokenizer) -> list[tuple[str, list[int], bool]]:
-    """(kind, token ids, whether it is a start) of lines {"prompt"}, answered as they are, and {"start"}: the first
-    words of a user's turn, which the target goes on with itself."""
+    """(kind, token ids, whether it is a start) of each line. A line {"prompt"} is answered as it is; a line {"start"}
+    has the first words of a user's turn, which the target completes before it answers."""
     found = []
     for path in files:
         if path.suffix != ".jsonl":
-            raise ValueError(f"{path}: wanted a .jsonl file of prompts")
+            raise ValueError(f"{path}: is not a .jsonl file of prompts")
         for where, line in read_lines(path):
             kind, key = str(line.get("task", path.stem)), "prompt" if "prompt" in line else "start"
             if key not in line:
-                raise ValueError(f"{where}: wanted a `prompt`, or the `start` of one")
+                raise ValueError(f"{where}: has no `prompt`, nor the `start` of one")
             encode = chat if key == "prompt" else start_of_turn
             found.append((kind, encode(tokenizer, text_of(line, key, where)), key == "start"))
     if not found:
@@ -52,15 +53,15 @@ def read_prompts(files: list[Path], tokenizer) -> list[tuple[str, list[int], boo
 
 
 def start_of_turn(tokenizer, text: str) -> list[int]:
-    """The chat template up to the end of these first words of a user's turn."""
+    """Token ids of the chat template up to the end of these words, the first of a user's turn."""
     whole = tokenizer.chat([{"role": "user", "content": text}])
     return tokenizer.encode(whole[: whole.rindex(text) + len(text)], add_special_tokens=False)
 
 
 class TorchAnswers:
-    """The target in torch: many more tokens a second than the engine where there are many sequences."""
+    """Answers by the target in torch, which is much faster than the engine when there are many sequences."""
 
-    seeded = False  # by the noise of `kernels.sample`
+    seeded = False  # whether a draft can reproduce the noise of the answers from their seeds
 
     def __init__(self, folder: Path, args):
         from ssd.model.tokenizer import Tokenizer
@@ -70,7 +71,7 @@ class TorchAnswers:
         self.cache, self.batch = Path(args.cache), args.record_batch
 
     def __call__(self, prompts, temperatures, seed, max_tokens) -> tuple[list, list | None]:
-        """[(tokens, top ids, nlp)] and features, in the order of the prompts."""
+        """([(tokens, top ids, nlp)], features or None), in the order of the prompts."""
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         got, features = [None] * len(prompts), [None] * len(prompts)
         for at in range(0, len(order), self.batch):
@@ -86,7 +87,7 @@ class TorchAnswers:
 
 
 class EngineAnswers:
-    """The engine of this project; a sequence's noise is that of seed + its number."""
+    """Answers by this project's engine; the seed of a sequence is `seed` plus its number."""
 
     seeded = True
 
@@ -118,9 +119,10 @@ class EngineAnswers:
 
 
 def record(answer, prompts: list, starts: list, temperatures: list[float], seed: int, max_tokens: int):
-    """(Sequences, features or None) of the answers to [(kind, ids)] and to the turns that grow out of [(kind, ids)].
+    """(Sequences, features or None) of the answers to `prompts` and to the turns that the target makes of `starts`,
+    both lists of (kind, ids).
 
-    Turns are drawn at TURN_TEMPERATURE, and only those that the target ends within TURN_TOKENS count.
+    Turns are drawn at TURN_TEMPERATURE; only those that the target ends within TURN_TOKENS count.
     """
     if starts:
         turns, _ = answer([ids for _, ids in starts], [TURN_TEMPERATURE] * len(starts), seed + (1 << 32), TURN_TOKENS)
@@ -138,7 +140,8 @@ def record(answer, prompts: list, starts: list, temperatures: list[float], seed:
 
 
 def run(args, cores) -> int:
-    """Writes part_N.npz, args.part prompts each; parts that are there are kept, so that a broken run goes on."""
+    """Writes files part_N.npz, each with the answers to args.part prompts. Existing parts are kept, so the same call
+    resumes an interrupted run."""
     folder, out = hub.resolve(args.target), Path(args.record)
     answer = TorchAnswers(folder, args) if args.engine == "torch" else EngineAnswers(folder, args, cores)
     out.mkdir(parents=True, exist_ok=True)

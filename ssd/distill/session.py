@@ -1,4 +1,4 @@
-"""One call of python -m ssd.distill: data in, a draft out; or the acceptance of a draft that is there."""
+"""One call of python -m ssd.distill: it trains a draft, or measures the acceptance of an existing one."""
 
 import json
 import logging
@@ -52,7 +52,7 @@ def scale_of(data: Data, items: list[int], width: int) -> torch.Tensor:
 
 
 def new_draft(args, folder: Path, data: Data, items: list[int], embedding: torch.Tensor) -> Draft:
-    """A draft out of the target whose embedding this is, or --from another, perhaps with more layers and tokens."""
+    """A draft that starts from the target, or from the draft of --from, to which it may add layers and tokens."""
     c = LlamaConfig.from_folder(folder)
     layers = list(args.layers) or ([c.num_layers - 1] if args.feature_layers else first_and_last(c.num_layers))
     config = plan(folder, layers, args.feature_layers, args.hidden_size, args.draft_vocab)
@@ -82,7 +82,8 @@ def new_draft(args, folder: Path, data: Data, items: list[int], embedding: torch
 
 
 def grow(config: DraftConfig, weights: dict[str, torch.Tensor], d2t: torch.Tensor, small: Draft) -> None:
-    """The smaller draft's weights: further layers add nothing to its stream yet, further tokens keep their rows."""
+    """Puts the weights of a smaller draft into `weights`. Added layers contribute nothing to the residual stream yet;
+    added tokens keep the rows that they have."""
     for name, w in small.weights().items():
         if name == "lm_head.weight":
             weights[name][torch.searchsorted(d2t, small.d2t)] = w.detach()
@@ -94,9 +95,10 @@ def grow(config: DraftConfig, weights: dict[str, torch.Tensor], d2t: torch.Tenso
 
 
 def shrink(config, weights: dict[str, torch.Tensor], scale: torch.Tensor) -> None:
-    """The same draft with a smaller residual stream, so that the layer's part of it can outgrow what it is fed with.
+    """Scales the residual stream down without a change of the draft's output, since a norm precedes every reader.
 
-    A norm comes before every reader of the stream. By the square root of its size: found best of 1, that and all of it.
+    The layer's contribution can then outgrow the features that it is fed with. The divisor is the square root of the
+    features' size, which trained better than the whole size or no division.
     """
     deepest = max(range(len(config.feature_layers)), key=config.feature_layers.__getitem__)
     size = scale.view(len(config.feature_layers), -1)[deepest].square().mean() ** 0.25
@@ -106,7 +108,7 @@ def shrink(config, weights: dict[str, torch.Tensor], scale: torch.Tensor) -> Non
 
 
 def first_and_last(n: int) -> list[int]:
-    """The first four layers of n and the last two."""
+    """The first four and the last two of n layers."""
     return sorted({*range(min(4, n)), *range(max(0, n - 2), n)})
 
 
@@ -118,7 +120,7 @@ def run_evaluate(args) -> int:
     everything = list(range(len(data.items)))
     results = evaluate.on_text(draft, data, everything, args.depth, args.batch_tokens)
     if not results:
-        raise ValueError("--evaluate: no sequence is greedy or has the seed that it was drawn with")
+        raise ValueError("--evaluate: every sequence was sampled without a known seed; record some with --engine ssd")
     report = []
     for (kind, temperature), r in results.items():
         report.append({"kind": kind, "temperature": temperature} | r)
@@ -130,15 +132,15 @@ def run_evaluate(args) -> int:
 
 
 def run_train(args) -> int:
-    """Trains, or goes on; the draft in args.out is that of the last checkpoint."""
+    """Trains a draft, or resumes its training; args.out has the draft of the last checkpoint."""
     folder, out = hub.resolve(args.target), Path(args.out)
     data, target = data_of(args, folder, args.feature_layers)
     embedding = target.embedding.cpu().bfloat16()
     del target
     items, held = data.split(args.held_out)
     if not items or not held:
-        got = f"{len(items)} sequences to learn from and {len(held)} held out"
-        raise ValueError(f"data: {got}, wanted some of both: more data, or another --held-out")
+        got = f"{len(items)} sequences to train on and {len(held)} held out"
+        raise ValueError(f"data: got {got}, wanted some of both; give more data or another --held-out")
     held = held[: args.held_max]
     options = TrainOptions(**{name: getattr(args, name) for name in TrainOptions.__dataclass_fields__})
     torch.manual_seed(args.seed)
@@ -160,7 +162,7 @@ def go_on(args, trainer: Trainer, out: Path, state_file: Path) -> None:
     recent: list[float] = []
 
     def pause() -> None:
-        """Evaluates, saves and tells."""
+        """Evaluates the draft, saves the run, and logs the result."""
         r = trainer.evaluate(args.depth)
         point = {"step": s.step, "tokens": s.tokens, "seconds": round(s.seconds, 1)}
         point |= {"loss": sum(recent) / max(len(recent), 1), **r}

@@ -1,4 +1,4 @@
-"""The target in torch, many sequences at once: features, its most probable tokens, answers. CPU or GPU."""
+"""The target in torch, on a CPU or a GPU: features, most probable tokens and answers of many sequences at once."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x [..., heads, T, D]; cos, sin [..., T, D / 2]: halves are pairs, as in Hugging Face's Llama."""
+    """x [..., heads, T, D] rotated by cos, sin [..., T, D / 2]; the two halves of a head are pairs, as in Hugging
+    Face's Llama."""
     a, b = x.chunk(2, -1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
@@ -27,24 +28,24 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 def normed_heads(
     q: torch.Tensor, k: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, eps: float
 ):
-    """q, k [..., D], normalised where the model does so before it rotates them."""
+    """(q, k), each [..., D] and normalised head by head if the model has norms for them."""
     return (x if w is None else rms_norm(x, w, eps) for x, w in ((q, q_norm), (k, k_norm)))
 
 
 @dataclass
 class Answers:
-    """One batch of `generate`, for each sequence: tokens, the teacher's [tokens, TOP] ids and nlp, its features."""
+    """The answers of one batch; every list has one entry a sequence."""
 
     tokens: list[list[int]]
-    top_ids: list
-    top_nlp: list
+    top_ids: list  # [tokens, TOP]: the most probable tokens at each step
+    top_nlp: list  # [tokens, TOP]: their negative log-probabilities, in sixteenths of a nat
     features: list | None  # [prompt + tokens, n * H], zeros for the last token, which the target never read
 
 
 class Target:
-    """A checkpoint of a family that ssd.model knows: residual stream float32, products in `dtype`.
+    """A checkpoint of a family that ssd.model knows. The residual stream is float32; products are in `dtype`.
 
-    features: layers whose residual stream counts, 0 the embedding, n the output of layer n.
+    features: layers whose residual stream is returned; 0 is the embedding, n the output of layer n.
     """
 
     def __init__(self, folder: str | Path, dtype=torch.bfloat16, device="cpu", features: tuple[int, ...] = ()):
@@ -56,7 +57,7 @@ class Target:
         for name, shape in shapes.items():
             checkpoint.check(name, shape)
 
-        def get(name):  # one at a time, so that no more is in memory twice
+        def get(name):  # one tensor at a time, so that only one is in memory twice
             return checkpoint.tensor(name, shapes[name])
 
         def matrix(*names):
@@ -81,8 +82,8 @@ class Target:
         self.cos, self.sin = (t.to(self.device) for t in rope_tables(c))
 
     def forward(self, ids, positions, mask, cache=None, at=0):
-        """ids, positions [B, T]; mask [B, 1, T, keys] of what a row sees, None for causal. cache: one [2, B, Hkv, keys,
-        D] per layer, written from column `at`. Returns the last residual stream [B, T, H] and features [B, T, n H]."""
+        """(last residual stream [B, T, H], features [B, T, n H] or None). ids, positions [B, T]; mask [B, 1, T, keys]
+        has what a row sees, None for causal; cache has one [2, B, Hkv, keys, D] a layer, written from column `at`."""
         c, (b, t) = self.config, ids.shape
         heads, kv, dim, group = c.num_heads, c.num_kv_heads, c.head_dim, c.num_heads // c.num_kv_heads
         cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]
@@ -116,8 +117,8 @@ class Target:
 
     @torch.inference_mode()
     def read(self, sequences: list, top: bool):
-        """Features [tokens, n H] of each sequence of token ids and, where asked for, the TOP (ids, nlp) of what follows
-        each of its tokens. Sequences of like length make the least padding."""
+        """(features [tokens, n H] of each sequence, (ids, nlp) of the TOP tokens after each of its tokens if `top`).
+        Sequences of similar length need the least padding."""
         lengths = [len(s) for s in sequences]
         ids = torch.zeros(len(sequences), max(lengths), dtype=torch.int64)
         for i, s in enumerate(sequences):
@@ -137,11 +138,11 @@ class Target:
 
     @torch.inference_mode()
     def generate(self, prompts: list, temperatures, max_tokens: int, generator: torch.Generator) -> Answers:
-        """Answers to prompts (token ids), drawn with torch's generator; a sequence ends after an EOS token."""
+        """The Answers to prompts of token ids, drawn with torch's generator; a sequence ends after an EOS token."""
         c, n, pad = self.config, len(prompts), max(map(len, prompts))
         ids, lengths = torch.zeros(n, pad, dtype=torch.int64), torch.tensor([len(p) for p in prompts])
         for i, p in enumerate(prompts):
-            ids[i, pad - len(p) :] = torch.as_tensor(p, dtype=torch.int64)  # all end in the same column
+            ids[i, pad - len(p) :] = torch.as_tensor(p, dtype=torch.int64)  # all prompts end in the same column
         columns = torch.arange(pad + max_tokens)
         seen = (columns[None] >= (pad - lengths)[:, None])[:, None, None].to(self.device)  # [B, 1, 1, columns]
         positions = (columns[None, :pad] - (pad - lengths)[:, None]).clamp_min(0).to(self.device)
@@ -171,7 +172,7 @@ class Target:
             going = ~torch.isin(token.cpu(), eos)
             if step + 1 == max_tokens or not going.any():
                 break
-            if going.sum() < 0.85 * len(going) or len(going) < 16:  # pack those that go on
+            if going.sum() < 0.85 * len(going) or len(going) < 16:  # drop the sequences that have ended
                 going = going.nonzero()[:, 0]
                 cache = [kv[:, going] for kv in cache]
                 seen, heat, token, alive = seen[going], heat[going], token[going], alive[going]

@@ -1,4 +1,4 @@
-"""The training loop: AdamW, warm-up and cosine, accumulation, evaluation, checkpoints that resume exactly."""
+"""The training loop: AdamW, warm-up and cosine decay, accumulation, evaluation, checkpoints that resume exactly."""
 
 import math
 import time
@@ -17,26 +17,21 @@ from .model import Draft
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """steps: optimiser steps in all; batch_tokens: of one pass, padding included; accumulate: passes a step.
+    """How a draft is trained. Raises ValueError or TypeError that names the field."""
 
-    own_steps: of a feature draft in training; step_decay: weight of each own step over that of the one before;
-    feature_loss: weight of smooth-L1 between the draft's own feature and the next one of the target. Raises ValueError
-    or TypeError naming the field.
-    """
-
-    steps: int = 2000
-    batch_tokens: int = 4096
-    accumulate: int = 1
-    learning_rate: float = 1e-3
-    final_rate: float = 0.02  # of learning_rate, at the end
-    warmup: int = 20
-    weight_decay: float = 0.01
-    clip: float = 1.0
-    own_steps: int = 4
-    step_decay: float = 0.9
-    feature_loss: float = 0.0
-    train_head: bool = True
-    seed: int = 0
+    steps: int = 2000  # optimiser steps
+    batch_tokens: int = 4096  # tokens of a pass, padding included
+    accumulate: int = 1  # passes of an optimiser step
+    learning_rate: float = 1e-3  # peak learning rate
+    final_rate: float = 0.02  # learning rate at the end, as a share of the peak
+    warmup: int = 20  # optimiser steps until the peak
+    weight_decay: float = 0.01  # weight decay of matrices
+    clip: float = 1.0  # largest norm of a gradient
+    own_steps: int = 4  # steps on its own features that a feature draft trains on
+    step_decay: float = 0.9  # weight of such a step relative to the one before
+    feature_loss: float = 0.0  # weight of the smooth-L1 loss between the draft's feature and the target's next one
+    train_head: bool = True  # whether the output head is trained
+    seed: int = 0  # seed of the order of the data
 
     def __post_init__(self):
         for name in ("steps", "batch_tokens", "accumulate", "own_steps"):
@@ -57,17 +52,17 @@ class TrainOptions:
 
 @dataclass
 class State:
-    """Where training stands: optimiser steps, passes of the data, tokens learned from, and the curve so far."""
+    """The progress of a training run."""
 
-    step: int = 0
-    passes: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    curve: list = field(default_factory=list)
+    step: int = 0  # optimiser steps done
+    passes: int = 0  # batches used
+    tokens: int = 0  # tokens trained on
+    seconds: float = 0.0  # time spent in steps
+    curve: list = field(default_factory=list)  # one entry an evaluation
 
 
 def losses(draft: Draft, b: Batch, t2d: torch.Tensor, o: TrainOptions) -> torch.Tensor:
-    """Mean loss of a batch's rows and own steps."""
+    """The mean loss over the rows of a batch and the draft's own steps."""
     ids, p, mass = teacher_of(b, t2d)
     own = o.own_steps if draft.config.feature_layers else 1
     skip = max(0, int((b.rows % b.ids.shape[1]).min()) - own)
@@ -80,7 +75,7 @@ def losses(draft: Draft, b: Batch, t2d: torch.Tensor, o: TrainOptions) -> torch.
         x = x[line, column - (skip if s else 0)]  # [N, H]
         total = total + HeadLoss.apply(draft.normed(x), head, ids, p, weight)
         if o.feature_loss and draft.config.feature_layers:
-            wanted = draft.entered(b.features).flatten(0, 1)[b.rows].detach()  # what row j + 1 is fed with
+            wanted = draft.entered(b.features).flatten(0, 1)[b.rows].detach()  # the input of row j + 1
             size = wanted.square().mean(-1, keepdim=True).sqrt()
             off = torch.nn.functional.smooth_l1_loss(x / size, wanted / size, reduction="none").mean(-1)
             total = total + o.feature_loss * (off * weight).sum()
@@ -88,7 +83,7 @@ def losses(draft: Draft, b: Batch, t2d: torch.Tensor, o: TrainOptions) -> torch.
 
 
 class Trainer:
-    """Trains a draft on `data`; everything that the next step depends on is in `state_dict`."""
+    """The training of a draft on `data`; `state_dict` has everything that the next step depends on."""
 
     def __init__(self, draft: Draft, data: Data, items: list[int], held: list[int], options: TrainOptions):
         self.draft, self.data, self.items, self.held, self.options = draft, data, items, held, options
@@ -106,7 +101,7 @@ class Trainer:
         self._epoch: tuple[int, list] = (-1, [])
 
     def next_batch(self) -> Batch:
-        """Batch number `passes` of the endless order that the seed gives."""
+        """The next batch in the endless order that the seed determines."""
         number, at = 0, self.state.passes
         if self._epoch[0] >= 0:
             number, at = self._epoch[0], at - self._epoch_start
@@ -125,7 +120,7 @@ class Trainer:
         return self.data.epoch(self.items, self.options.batch_tokens, self.options.seed, number)
 
     def step(self) -> float:
-        """One optimiser step; its loss."""
+        """Runs one optimiser step and returns its loss."""
         o, begin, total = self.options, time.perf_counter(), 0.0
         for group in self.optimizer.param_groups:
             group["lr"] = o.rate(self.state.step)
@@ -156,7 +151,7 @@ class Trainer:
         }  # fmt: skip
 
     def load_state_dict(self, saved: dict) -> None:
-        """Raises ValueError where the saved run was of other options, another shape or other data."""
+        """Resumes a saved run. Raises ValueError if it had other options, another shape or other data."""
         here = self.state_dict()
         for name in ("options", "config", "items"):
             if saved[name] != here[name]:
@@ -165,7 +160,7 @@ class Trainer:
                     both = {**saved[name], **here[name]}
                     changed = ", ".join(k for k in both if saved[name].get(k) != here[name].get(k))
                 raise ValueError(
-                    f"the run to be resumed was begun with another {changed}: give the same, or another --out"
+                    f"--out: the run there was begun with another {changed}; give the same, or another folder"
                 )
         self.draft.load_state_dict(saved["draft"])
         self.optimizer.load_state_dict(saved["optimizer"])

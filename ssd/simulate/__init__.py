@@ -1,1 +1,1 @@
-"""A simulation of decoding on hardware that is not at hand; `python -m ssd.simulate`."""
+"""Simulates decoding on hardware that is not at hand; see `python -m ssd.simulate --help`."""

@@ -1,4 +1,4 @@
-"""python -m ssd.simulate: plain decoding, speculation and SSD on hardware that is not at hand."""
+"""python -m ssd.simulate: simulates plain decoding, speculation and SSD on hardware that is not at hand."""
 
 import argparse
 import json
@@ -26,38 +26,42 @@ QUESTIONS = ("best", "gpu", "batch", "replicas")
 def parser() -> argparse.ArgumentParser:
     p = Parser(prog="python -m ssd.simulate", description=__doc__, allow_abbrev=False)
     what = p.add_mutually_exclusive_group(required=True)
-    what.add_argument("--table", choices=TABLES, help="published speeds, or the data sheets, beside the simulation's")
+    what.add_argument("--table", choices=TABLES, help="simulated speeds beside published ones, or the data sheets")
     what.add_argument(
         "--ask", choices=QUESTIONS,
-        help="best K, fan-out and draft of a pair; a GPU for the draft or one more for the target; the batch at which "
-        "SSD stops paying; replicas under random arrivals",
+        help="best: K, fan-out and draft of a pair; gpu: whether one more GPU is for the draft or for the target; "
+        "batch: the batch at which SSD stops paying; replicas: latencies under random arrivals",
     )  # fmt: skip
-    what.add_argument("--measured", metavar="F", help="the --json of bench.decode: its speeds and the simulation's")
-    p.add_argument("--json", metavar="F", help="write rows, constants and the answer here")
-    p.add_argument("--rounds", type=whole(1), default=10000, metavar="N", help="of a run of a table (%(default)s)")
-    p.add_argument("--seed", type=whole(0), default=0, metavar="N", help="same seed, same result (0)")
-    p.add_argument("--set", action="append", default=[], metavar="NAME=X", help="a constant in place of the fitted one")
+    what.add_argument("--measured", metavar="F", help="compare with the speeds in F, written by bench.decode --json")
+    p.add_argument("--json", metavar="F", help="write rows, constants and the answer to this file")
+    p.add_argument(
+        "--rounds", type=whole(1), default=10000, metavar="N", help="rounds of a run of a table (%(default)s)"
+    )
+    p.add_argument("--seed", type=whole(0), default=0, metavar="N", help="the same seed gives the same result (0)")
+    p.add_argument("--set", action="append", default=[], metavar="NAME=X", help="replace a fitted constant")
     p.add_argument("--speeds-only", action="store_true", help="fit on speeds alone, not on published times of passes")
     q = p.add_argument_group("the pair")
     q.add_argument("--target", default="llama-3.1-70b", help=f"{', '.join(MODELS)}, or a folder (%(default)s)")
-    q.add_argument("--draft", default="llama-3.2-1b", help="the same; several with commas (%(default)s)")
+    q.add_argument("--draft", default="llama-3.2-1b", help="a draft, or several with commas (%(default)s)")
     q.add_argument("--gpu", default="H100", help=f"{', '.join(GPUS)} (%(default)s)")
-    q.add_argument("--gpus", type=whole(1), default=4, metavar="N", help="of the target, SSD has one more (4)")
+    q.add_argument("--gpus", type=whole(1), default=4, metavar="N", help="GPUs of the target; SSD has one more (4)")
     q.add_argument("--batch", type=whole(1), metavar="N", help="sequences that decode together (1; 4 with replicas)")
     q.add_argument("--context", type=above_zero, default=CONTEXT, metavar="N", help="mean tokens of a sequence (400)")
     q.add_argument("-k", type=whole(1, 63), metavar="N", help="tokens of a speculation (the best up to 12)")
-    q.add_argument("--branches", type=whole(1, 512), metavar="N", help="outcomes prepared for in all (the best)")
-    q.add_argument("--workload", choices=WORKLOADS, help="of a published pair (the mean of the four)")
-    q.add_argument("--acceptance", metavar="A", help="chance of a token, or one for each draft with commas")
-    q.add_argument("--exponent", type=above_zero, metavar="R", help="of the law of hits (fitted)")
-    q.add_argument("--stats", metavar="F", help="take acceptance and hit rate from the --json of a run of ssd.run")
+    q.add_argument("--branches", type=whole(1, 512), metavar="N", help="outcomes to prepare for in all (the best)")
+    q.add_argument("--workload", choices=WORKLOADS, help="workload of a published pair (the mean of the four)")
+    q.add_argument("--acceptance", metavar="A", help="chance that a token is accepted; for several drafts with commas")
+    q.add_argument("--exponent", type=above_zero, metavar="R", help="exponent of the law of hits (fitted)")
+    q.add_argument("--stats", metavar="F", help="take acceptance and hit rate from F, written by ssd.run --json")
     r = p.add_argument_group("replicas")
     r.add_argument("--rate", type=above_zero, default=8.0, metavar="X", help="requests a second (%(default)g)")
-    r.add_argument("--replicas", default="1,2,4", metavar="N,...", help="numbers of them (%(default)s)")
-    r.add_argument("--requests", type=whole(1), default=400, metavar="N", help="that arrive in all (%(default)s)")
+    r.add_argument("--replicas", default="1,2,4", metavar="N,...", help="numbers of replicas (%(default)s)")
+    r.add_argument("--requests", type=whole(1), default=400, metavar="N", help="requests that arrive (%(default)s)")
     r.add_argument("--prompt", type=whole(1), default=256, metavar="N", help="tokens of a prompt (%(default)s)")
     r.add_argument("--answer", type=whole(1), default=256, metavar="N", help="tokens of an answer (%(default)s)")
-    r.add_argument("--max-batch", type=whole(1), default=16, metavar="N", help="of a replica (%(default)s)")
+    r.add_argument(
+        "--max-batch", type=whole(1), default=16, metavar="N", help="batch of a replica at most (%(default)s)"
+    )
     return p
 
 
@@ -72,11 +76,11 @@ def above_zero(text: str) -> float:
 
 
 def statistics(args, found: Fit, draft: str, number: int) -> Statistics:
-    """Of one draft, the number-th that was asked for."""
+    """The Statistics of the draft that was asked for as the number-th."""
     exponent = found.exponent if args.exponent is None else args.exponent
     if args.stats:
         if "," in args.draft:
-            raise ValueError(f"--stats: got one run for {args.draft}, wanted one draft, or --acceptance for each")
+            raise ValueError(f"--stats: got one run for {args.draft}, wanted one draft; or give --acceptance for each")
         return from_run(args.stats, exponent)
     if args.acceptance is None:
         known = published(found, args.target, draft, args.workload)
@@ -91,7 +95,7 @@ def statistics(args, found: Fit, draft: str, number: int) -> Statistics:
 
 
 def ask(args, found: Fit, constants: Constants) -> dict:
-    """{"rows", "answer", and what they rest on}."""
+    """The report on a question: rows, columns, the answer in a sentence, and the statistics that it rests on."""
     names, target = args.draft.split(","), model(args.target)
     drafts = {}
     for i, name in enumerate(names):
@@ -102,7 +106,7 @@ def ask(args, found: Fit, constants: Constants) -> dict:
         drafts[name] = times, statistics(args, found, name, i)
     times, stats = next(iter(drafts.values()))
     if not times.fits(args.batch or 1) and args.ask != "gpu":
-        raise ValueError(f"--gpus: {args.target} does not fit into {args.gpus} {args.gpu}, wanted more of them")
+        raise ValueError(f"--gpus: {args.target} does not fit into {args.gpus} {args.gpu}; give more")
     if args.ask == "best":
         rows, answer = questions.ask_best(drafts, args.batch or 1, args.k, args.branches)
     elif args.ask == "gpu":
@@ -129,7 +133,7 @@ def counts(text: str) -> list[int]:
 
 
 def columns(rows: list[dict]) -> list[str]:
-    """All keys, in the order in which they come up."""
+    """All keys of the rows, in order of first appearance."""
     return list(dict.fromkeys(key for row in rows for key in row))
 
 
@@ -161,7 +165,7 @@ def run(args) -> int:
         report |= {"rows": rows, "columns": paper.COLUMNS, "passes": paper.passes(fitted)}
         report["summary"] = paper.summary(rows)
     elif args.measured:
-        from . import measured  # which needs torch
+        from . import measured  # needs torch
 
         report = {"command": report["command"], "rows": measured.rows(args.measured, args.rounds, args.seed)}
         report |= {"columns": measured.COLUMNS, "answer": measured.verdict(report["rows"])}

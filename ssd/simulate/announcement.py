@@ -1,4 +1,4 @@
-"""The announcement's figures, beside what follows from its own shares of time and from constants fitted elsewhere."""
+"""The announcement's figures beside two predictions: from its own shares of time, and from the fitted constants."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from .published import ANNOUNCED, ANNOUNCEMENT, BANDWIDTH_USE, BRANCHES, HIT_RAT
 from .published import WORKLOADS as PAPERS
 from .roofline import Roofline
 
-K = 6  # the announcement names none: that of the paper's SD rows
+K = 6  # that of the paper's SD rows, since the announcement names none
 LIKE = {"HumanEval": "HumanEval", "GSM8K": "GSM8K", "dialogue": "UltraFeedback"}  # the paper has no dialogue
 RECOVERY_MS = 15.0
 COLUMNS = ["quantity", "workload", "published", "from_its_shares", "from_constants", "error"]
@@ -19,9 +19,9 @@ COLUMNS = ["quantity", "workload", "published", "from_its_shares", "from_constan
 
 @dataclass(frozen=True)
 class Shares:
-    """Times in units of a verification, by the announcement's shares; transfer: of synchronous rounds only."""
+    """Times of passes in units of a verification, from the announcement's shares."""
 
-    transfer: bool = False
+    transfer: bool = False  # whether a verification includes transfer, as it does in synchronous rounds only
 
     def verify(self, sequences: int, rows: int) -> float:
         other = SHARES["transfer and synchronisation"] if self.transfer else 0.0
@@ -32,13 +32,13 @@ class Shares:
 
 
 def row(quantity, workload, published, own, ours) -> dict:
-    """error: of the constants, relative."""
+    """A row of the table; its error is that of the fitted constants, relative to what was published."""
     error = ours / published - 1 if published else None
     return dict(zip(["source", *COLUMNS], (ANNOUNCEMENT, quantity, workload, published, own, ours, error), strict=True))
 
 
 def by_shares(ratio: float, rounds: int) -> tuple[float, float]:
-    """(SD / AR, SSD / AR) in the announcement's shares, at the acceptance which its SD / AR implies."""
+    """(SD / AR, SSD / AR) from the announcement's shares, at the acceptance that its own SD / AR implies."""
     times = Shares(transfer=True)
     expected = ratio * (K * times.draft(1, 1) + times.verify(1, K + 1))
     a = brentq(lambda x: law(x, 1.0, [0] * (K + 1)).expected(K) - expected, 0.0, 1.0)
@@ -48,7 +48,7 @@ def by_shares(ratio: float, rounds: int) -> tuple[float, float]:
 
 
 def runs(fit: Fit, workload: str, rounds: int) -> tuple[float, Tally, Tally]:
-    """AR speed, SD and SSD of the 70B pair with the fitted constants."""
+    """(AR speed, SD run, SSD run) of the 70B pair with the fitted constants."""
     pair, w = PAIRS["llama"], PAPERS.index(LIKE[workload])
     times = fit.times(pair)
     sd = simulate(times, Plan("sd", K), fit.outcomes("llama", w, K, 0), rounds=rounds)
@@ -58,15 +58,15 @@ def runs(fit: Fit, workload: str, rounds: int) -> tuple[float, Tally, Tally]:
 
 
 def more_computation(times: Roofline, branches: int) -> tuple[float, float]:
-    """What a hit round computes more with so many branches than a synchronous one, as a share of (both models' work,
-    the draft's own): the draft goes over the speculation once and extends every branch K times."""
+    """Additional computation of a hit round over a synchronous one, as shares of (both models' work, the draft's work).
+    The draft runs over the speculation once and extends every branch K times."""
     target, draft = (m.flops(1, times.context) for m in (times.target, times.draft_model))
     more = (K + 1 + K * branches - K) * draft
     return more / ((K + 1) * target + K * draft), more / (K * draft)
 
 
 def bandwidth_use(times: Roofline, tally: Tally) -> tuple[float, float]:
-    """Shares of the peak bandwidth that (target, draft) use over a run."""
+    """Shares of the peak bandwidth that (the target, the draft) used during a run."""
 
     def of(model, passes, gpus):
         read = model.weight_bytes + times.context * model.kv_bytes
@@ -76,8 +76,8 @@ def bandwidth_use(times: Roofline, tally: Tally) -> tuple[float, float]:
 
 
 def rows(fit: Fit, rounds: int = 4000) -> list[dict]:
-    """quantity, workload, published, from_its_shares (what its 35 / 55 / 10 and its hit rate of 82 % imply),
-    from_constants (the simulation with the constants fitted on the paper's rows), error. None: it says nothing."""
+    """Rows with the keys of COLUMNS. from_its_shares is what the announcement's shares of 35 / 55 / 10 and its hit rate
+    of 82 % imply; from_constants is the simulation with the constants fitted on the paper's rows; None is unknown."""
     out, times = [], fit.times(PAIRS["llama"])
     found = {w: runs(fit, w, rounds) for w in ANNOUNCED}
     for workload, (ar, sd, ssd) in ANNOUNCED.items():
@@ -113,7 +113,7 @@ def rows(fit: Fit, rounds: int = 4000) -> list[dict]:
 
 
 def four_in_all(fit: Fit) -> float:
-    """Hit rate of the fitted law with so many branches shared out as theorem 12 has it."""
+    """Hit rate of the fitted law with BRANCHES branches in all, allocated by theorem 12."""
     from .outcomes import allocate
 
     a = fit.acceptance["llama"][PAPERS.index("HumanEval")]

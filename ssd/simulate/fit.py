@@ -1,5 +1,5 @@
-"""Constants from published speeds: one set for all rows of plain and of speculative decoding, then one exponent of the
-law of hits from the SSD rows of one pair. Nothing is set row by row."""
+"""The fit of constants to published speeds. One set fits all rows of plain and of speculative decoding; then the SSD
+rows of one pair fit the exponent of the law of hits. No constant belongs to a single row."""
 
 from dataclasses import dataclass
 
@@ -21,21 +21,19 @@ SCALE = (0.1, 1e-3, 1e-3, 1, 1, 1, 1, 1, 1)
 
 @dataclass(frozen=True)
 class Fit:
-    """constants: of all passes. acceptance: by pair and workload, a line for the second pair (shift, slope) over the
-    log-odds of the first. exponent: of the law of hits."""
+    """The fitted constants. The log-odds of the second pair's acceptance are a line over those of the first."""
 
     constants: Constants
-    acceptance: dict[str, tuple[float, ...]]
-    shift: float
-    slope: float
-    exponent: float
+    acceptance: dict[str, tuple[float, ...]]  # chance that a token is accepted, by pair and workload
+    shift: float  # of that line
+    slope: float  # of that line
+    exponent: float  # of the law of hits
 
     def times(self, pair: Pair) -> Roofline:
-        """Times of a published pair."""
         return times_of(pair, self.constants)
 
     def outcomes(self, name: str, workload: int, k: int, fan_out: int) -> Outcomes:
-        """Outcomes of a published pair on a workload by number."""
+        """The Outcomes of a published pair on a workload, given by its number."""
         return law(self.acceptance[name][workload], self.exponent, [fan_out] * (k + 1))
 
 
@@ -44,7 +42,8 @@ def times_of(pair: Pair, constants: Constants) -> Roofline:
 
 
 def unpack(x) -> tuple[Constants, dict[str, tuple[float, ...]]]:
-    """Costs, and acceptance by pair and workload: log-odds z of the first pair, shift + slope z of the second."""
+    """(Constants, acceptance by pair and workload) of a vector: log-odds z for the first pair, shift + slope z for the
+    second."""
     z = np.array(x[3 : 3 + len(WORKLOADS)])
     shift, slope = x[-2:]
     chances = {"llama": 1 / (1 + np.exp(-z)), "qwen": 1 / (1 + np.exp(-shift - slope * z))}
@@ -52,7 +51,7 @@ def unpack(x) -> tuple[Constants, dict[str, tuple[float, ...]]]:
 
 
 def plain_and_speculative(constants: Constants, acceptance: dict) -> list[float]:
-    """What the formulas give for the AR and SD rows, pair by pair, then for the published passes of the second pair."""
+    """The formulas' speeds for the AR and SD rows, pair by pair, then their times for the second pair's passes."""
     out = []
     for name, pair in PAIRS.items():
         times = times_of(pair, constants)
@@ -68,9 +67,10 @@ def published_rows(speeds: dict, steps: dict | None) -> list[float]:
 
 
 def fit(speeds: dict = SPEEDS, steps: dict | None = STEPS) -> Fit:
-    """Least squares of relative errors. speeds: pair to mode to tokens a second by workload; steps: seconds of a
-    verification and of a step of the draft's tree, without which (None) nothing tells a slow draft from a bad
-    one.
+    """The Fit by least squares of relative errors.
+
+    speeds: tokens a second, by pair, mode and workload. steps: seconds of a verification and of a step of the draft's
+    tree; without them (None), a slow draft looks like a bad one.
     """
     wanted = np.array(published_rows(speeds, steps))
     solved = least_squares(

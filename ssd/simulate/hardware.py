@@ -1,12 +1,12 @@
-"""Data-centre GPUs: what their data sheets say, and latencies that others measured on them."""
+"""Data-centre GPUs: figures from their data sheets, and latencies that others measured on them."""
 
 from dataclasses import dataclass
 
 KERNELS_OF_LAYER = 9  # norm, qkv, rope and KV, attention, its output, norm, gate and up, their product, down
-# a kernel inside a CUDA graph on an H100; taken for the other GPUs too, on which nobody measured it
+# seconds of a kernel inside a CUDA graph on an H100; used for the other GPUs too, for which no measurement was found
 LAUNCH = 1.3e-6
 LAUNCH_SOURCE = "Hazy Research, Look Ma, No Bubbles (2025-05-27): 1.3 us a kernel within a CUDA graph, H100"
-# an all-reduce of 32 KB inside a node by its number of GPUs
+# seconds of an all-reduce of 32 KB inside a node, by number of GPUs
 NVLINK4 = {2: 4.5e-6, 4: 4.8e-6, 8: 7.8e-6}
 H100_REDUCE = "sglang pull request 2904, custom all-reduce of 32 KB on H100: 4.5, 4.8, 7.8 us for 2, 4, 8 GPUs"
 AS_H100 = "not found for this GPU: taken as on the H100 (sglang pull request 2904)"
@@ -14,21 +14,19 @@ AS_H100 = "not found for this GPU: taken as on the H100 (sglang pull request 290
 
 @dataclass(frozen=True)
 class Gpu:
-    """bandwidth: bytes/s of its memory; matrix: dense bf16 FLOP/s; memory: bytes; link: bytes/s of NVLink one way;
-    launch: seconds that a kernel in a graph costs; all_reduce: seconds of a small all-reduce by number of GPUs.
-    source: where each comes from."""
+    """A GPU and where each of its figures comes from."""
 
     name: str
-    bandwidth: float
-    matrix: float
-    memory: float
-    link: float
-    launch: float
-    all_reduce: dict[int, float]
-    source: dict[str, str]
+    bandwidth: float  # bytes/s of its memory
+    matrix: float  # dense bf16 FLOP/s
+    memory: float  # bytes
+    link: float  # bytes/s of NVLink, one way
+    launch: float  # seconds that a kernel in a CUDA graph costs
+    all_reduce: dict[int, float]  # seconds of a small all-reduce, by number of GPUs
+    source: dict[str, str]  # source of each figure, by field
 
     def reduce_seconds(self, gpus: int, message: float) -> float:
-        """An all-reduce of `message` bytes: the latency, and what its bytes take on the links beyond 32 KB."""
+        """Seconds of an all-reduce of `message` bytes: the latency, and the transfer of the bytes beyond 32 KB."""
         if gpus == 1:
             return 0.0
         known = [n for n in self.all_reduce if n <= gpus] or [min(self.all_reduce)]
@@ -57,7 +55,7 @@ GPUS = {
 
 
 def gpu(name: str) -> Gpu:
-    """Raises ValueError for one that is not in the table."""
+    """The GPU of this name. Raises ValueError if the table has none."""
     found = GPUS.get(name.upper())
     if found is None:
         raise ValueError(f"--gpu: got {name!r}, wanted one of {', '.join(GPUS)}")

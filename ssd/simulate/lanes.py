@@ -1,4 +1,4 @@
-"""Target and draft as processes of a discrete-event simulation (simpy): plain decoding, speculation, two lanes."""
+"""A discrete-event simulation (simpy) of target and draft: plain decoding, speculation, and two lanes."""
 
 from dataclasses import dataclass, field
 
@@ -13,20 +13,16 @@ ABANDON = ("now", "pass", "never")
 
 @dataclass(frozen=True)
 class Plan:
-    """How tokens are made. Raises ValueError naming the field.
+    """How tokens are made. Raises ValueError that names the field."""
 
-    mode: ar, sd or ssd; k: tokens of a speculation; branches: outcomes of a sequence that ssd prepares for.
-    whole: a hit waits until its branch stands in full, else it takes what is there. wait: when missed outcomes make
-    the target wait for a chain of the draft, for the whole batch: if any sequence missed, if all did, or never (those
-    that missed verify no speculation in the next round). abandon: what the draft does with a build whose round is over:
-    drop it "now", after the "pass" that runs, or "never".
-    """
-
-    mode: str
-    k: int = 0
-    branches: int = 1
-    whole: bool = True
+    mode: str  # ar, sd or ssd
+    k: int = 0  # tokens of a speculation
+    branches: int = 1  # outcomes of a sequence that ssd prepares for
+    whole: bool = True  # whether a hit waits until its branch is complete, rather than take the tokens that are there
+    # when the target waits for a chain of the draft, for the whole batch: if any sequence missed, if all did, or never;
+    # a sequence that missed and does not wait verifies no speculation in the next round
     wait: str = "any"
+    # when the draft drops a build whose round is over: now, after the pass that runs, or never
     abandon: str = "pass"
 
     def __post_init__(self):
@@ -39,33 +35,33 @@ class Plan:
 
 @dataclass(eq=False)
 class Sequence:
-    """depth: tokens of its next speculation; left: tokens to come; when it arrived, got its first token and ended."""
+    """A sequence that decodes; times are in seconds."""
 
-    left: float = float("inf")
-    depth: int = 0
-    arrived: float = 0.0
-    first: float = 0.0
-    finished: float = 0.0
+    left: float = float("inf")  # tokens to come
+    depth: int = 0  # tokens of its next speculation
+    arrived: float = 0.0  # when its request arrived
+    first: float = 0.0  # when it got its first token
+    finished: float = 0.0  # when it got its last token
 
 
 @dataclass
 class Tally:
-    """Sums of a run, times in seconds: verify and draft at work, wait of the target for the draft."""
+    """Totals of a run."""
 
-    seconds: float = 0.0
-    tokens: int = 0
+    seconds: float = 0.0  # length of the run
+    tokens: int = 0  # tokens emitted
     rounds: int = 0
     hits: int = 0
     misses: int = 0
-    verify: float = 0.0
-    draft: float = 0.0
-    wait: float = 0.0
-    passes: int = 0  # of the draft
-    depths: int = 0  # tokens that were verified
+    verify: float = 0.0  # seconds that the target computed
+    draft: float = 0.0  # seconds that the draft computed
+    wait: float = 0.0  # seconds that the target waited for the draft
+    passes: int = 0  # passes of the draft
+    depths: int = 0  # drafted tokens that were verified
 
     @property
     def speed(self) -> float:
-        """Tokens a second of all sequences together."""
+        """Tokens a second, all sequences together."""
         return self.tokens / self.seconds
 
     @property
@@ -76,45 +72,44 @@ class Tally:
 
 @dataclass
 class Task:
-    """An outcome that the draft lane is told of. ask: the target waits for a chain below it."""
+    """The outcome of a round, as the draft lane is told of it."""
 
     sequences: int
-    ask: bool
-    answered: simpy.Event
-    built: simpy.Event
-    over: simpy.Event
-    levels: int = 0
+    ask: bool  # whether the target waits for a chain below the outcome
+    answered: simpy.Event  # that chain is drafted
+    built: simpy.Event  # all branches are complete
+    over: simpy.Event  # the round is over, so the branches are no longer needed
+    levels: int = 0  # tokens that every branch has
 
 
 class Steady:
-    """The same batch for so many rounds."""
+    """A source that gives the same batch for a number of rounds."""
 
     def __init__(self, batch: int, rounds: int):
         self.live, self.rounds = [Sequence() for _ in range(batch)], rounds
 
     def admit(self, replica):
-        """The sequences of the next round; empty at the end."""
+        """A process that returns the sequences of the next round, none at the end."""
         self.rounds -= 1
         return self.live if self.rounds >= 0 else []
         yield  # never waits
 
     def emit(self, replica, sequence: Sequence, tokens: int) -> None:
-        """A sequence got tokens."""
+        """Takes note of the tokens that a sequence got."""
 
 
 @dataclass
 class Replica:
-    """One target and its draft. times: verify(sequences, rows) and draft(sequences, rows) in seconds. source: admit,
-    a process that returns the sequences of a round, and emit."""
+    """One target and its draft."""
 
     env: simpy.Environment
-    times: object
+    times: object  # has verify(sequences, rows) and draft(sequences, rows), in seconds
     plan: Plan
     outcomes: Outcomes | None
-    source: object
+    source: object  # gives the sequences and takes their tokens, such as Steady
     rng: np.random.Generator
     tally: Tally = field(default_factory=Tally)
-    task: Task | None = None  # what the draft was told last
+    task: Task | None = None  # the last one that the draft was told of
 
     def run(self):
         self.inbox = simpy.Store(self.env)
@@ -203,7 +198,7 @@ class Replica:
                 for _ in range(plan.k):
                     yield from self.draft(task.sequences, task.sequences)
                 task.answered.succeed()
-            for level in range(plan.k + 1):  # what is new first, then the branches
+            for level in range(plan.k + 1):  # the new tokens first, then the branches
                 stop = task.over if plan.abandon == "now" else None
                 yield from self.draft(task.sequences, task.sequences * plan.branches, stop)
                 if task.over.triggered and plan.abandon != "never":
@@ -214,7 +209,7 @@ class Replica:
 
 
 def simulate(times, plan: Plan, outcomes: Outcomes | None = None, batch: int = 1, rounds: int = 2000, seed: int = 0):
-    """Tally of a batch that decodes for so many rounds; the same seed, the same run."""
+    """The Tally of a batch that decodes for `rounds` rounds. The same seed gives the same run."""
     env = simpy.Environment()
     replica = Replica(env, times, plan, outcomes, Steady(batch, rounds), np.random.default_rng(seed))
     env.run(env.process(replica.run()))

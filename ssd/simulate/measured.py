@@ -1,4 +1,4 @@
-"""The speeds that bench.decode measured, beside those which follow from the costs of single passes that it measured."""
+"""The speeds that bench.decode measured beside those that follow from the costs of single passes that it measured."""
 
 from dataclasses import dataclass, field
 
@@ -27,11 +27,11 @@ COLUMNS = [
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds of passes by rows, linear between those that were timed. overhead: of the engine, for a round."""
+    """Measured times of passes, interpolated linearly between the numbers of rows that were timed."""
 
-    target: dict[int, float]
-    draft_times: dict[int, float]
-    overhead: float
+    target: dict[int, float]  # seconds of a pass of the target, by rows
+    draft_times: dict[int, float]  # seconds of a pass of the draft, by rows
+    overhead: float  # seconds of a round that the engine itself takes
 
     def verify(self, sequences: int, rows: int) -> float:
         return at(self.target, rows) + self.overhead
@@ -42,17 +42,15 @@ class Measured:
 
 @dataclass
 class Replay(Replica):
-    """One sequence whose speculations adapt in length and shape: their tokens and how many of those were accepted come
-    as they were met, shapes {(tokens, accepted): rounds}. passes and rows: of the draft for a speculation of sd, and
-    rows of each; hit_rate: of ssd."""
+    """A replica with one sequence whose speculations adapt in length and shape: they are drawn from measured rounds."""
 
-    shapes: dict[tuple[int, int], int] = field(default_factory=dict)
-    passes: float = 0.0
-    rows: float = 1.0
-    hit_rate: float = 0.0
+    shapes: dict[tuple[int, int], int] = field(default_factory=dict)  # (tokens, accepted): number of measured rounds
+    passes: float = 0.0  # passes of the draft for a speculation of sd
+    rows: float = 1.0  # rows of such a pass
+    hit_rate: float = 0.0  # hit rate of ssd
 
     def shape(self, sequence: Sequence) -> int:
-        """Draws the speculation of a round; returns the tokens that will be accepted."""
+        """Draws the speculation of a round and returns how many of its tokens will be accepted."""
         rounds = np.array(list(self.shapes.values()), float)
         sequence.depth, accepted = list(self.shapes)[self.rng.choice(len(rounds), p=rounds / rounds.sum())]
         return accepted
@@ -71,18 +69,19 @@ class Replay(Replica):
         yield from super().ssd(live)
 
     def draw(self, rng, depth: int) -> tuple[int, bool]:
-        """As Outcomes.draw: what was drawn with the speculation."""
+        """(accepted tokens, whether the outcome was prepared for), in place of Outcomes.draw: the number that was drawn
+        with the speculation."""
         return self.accepted, bool(rng.random() < self.hit_rate)
 
 
 def overhead(counts: dict) -> float:
-    """Seconds of a round beside drafting and the forward pass of the target: the engine's own."""
+    """Seconds of a round that the engine itself takes, beside drafting and the target's forward pass."""
     models = counts["decode_draft_seconds"] + counts["decode_forward_seconds"]
     return (counts["decode_seconds"] - models) / counts["decode_passes"]
 
 
 def replay(mode: str, costs: dict, own: float, counts: dict, rounds: int, seed: int) -> Tally:
-    """A run of sd on all cores, or of ssd with a core for the draft, at the shapes and the hit rate that were met."""
+    """A run of sd on all cores, or of ssd with a core for the draft, at the measured shapes and hit rate."""
     shapes = {tuple(map(int, name.split())): n for name, n in counts["shapes"].items()}
     speculating = sum(n for (nodes, _), n in shapes.items() if nodes)
     length = sum(nodes * n for (nodes, _), n in shapes.items()) / max(speculating, 1)
@@ -105,14 +104,13 @@ def replay(mode: str, costs: dict, own: float, counts: dict, rounds: int, seed: 
 
 @dataclass(frozen=True)
 class Run:
-    """A row of the file: what names it, counts of its rounds, costs of passes measured beside it, the engine's own time
-    of a pass."""
+    """A row of the file."""
 
-    key: tuple
+    key: tuple  # precision, cores, workload
     mode: str
-    counts: dict
-    costs: dict[str, dict[int, float]]
-    own: float
+    counts: dict  # counts and times of its rounds
+    costs: dict[str, dict[int, float]]  # seconds of passes, by rows, measured beside it
+    own: float  # seconds of a round that the engine itself takes
 
     def simulate(self, rounds: int, seed: int) -> Tally:
         if self.mode != "ar":
@@ -122,7 +120,7 @@ class Run:
 
 
 def runs(report: dict) -> list[Run]:
-    """Those rows that the file has costs and plain decoding for."""
+    """The rows of mode ar, sd and ssd for which the file also has costs."""
     costs = {
         (c["precision"], c["cores"], c["workload"]): {
             name: {int(n): float(t) for n, t in c[name].items()}
@@ -136,9 +134,9 @@ def runs(report: dict) -> list[Run]:
 
 
 def rows(path: str, rounds: int, seed: int = 0) -> list[dict]:
-    """precision, cores, workload, mode, measured (tokens a second: all tokens of the prompts by their time),
-    predicted, error (relative), tokens_a_round, hit_rate, wait_ms and wait_ms_measured (of the target for its draft,
-    in a pass). Raises ValueError that names the file and what it lacks."""
+    """Rows with the keys of COLUMNS. measured and predicted: tokens a second, all tokens of the prompts by their time;
+    error: relative; wait_ms and wait_ms_measured: the target's wait for its draft in a round. Raises ValueError that
+    names the file and what it lacks."""
     report = read(path)
     try:
         found = runs(report)
@@ -146,7 +144,7 @@ def rows(path: str, rounds: int, seed: int = 0) -> list[dict]:
         found = []
     if not found:
         raise ValueError(
-            f"{path}: holds no costs with counts of ar beside sd or ssd, wanted the --json of "
+            f"{path}: holds no costs beside counts of ar, sd or ssd, wanted the --json of "
             "`python -m bench.decode --modes ar,sd,ssd`"
         )
     return [_row(run, run.simulate(rounds, seed)) for run in found]
@@ -164,7 +162,7 @@ def _row(run: Run, tally: Tally) -> dict:
 
 
 def verdict(rows: list[dict]) -> str:
-    """How far off the predictions are, by mode."""
+    """A sentence that says how far off the predictions are, by mode."""
     errors = {}
     for r in rows:
         errors.setdefault(r["mode"], []).append(r["error"])

@@ -1,4 +1,4 @@
-"""Shapes of models, and what a pass of them reads and computes. Sizes: each model's published config.json."""
+"""Shapes of models, from their published config.json, and what one of their passes reads and computes."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ class Shape:
 
     @property
     def weights(self) -> int:
-        """Weights that a pass reads: linear layers and output matrix, not the embedding table."""
+        """Number of weights that a pass reads: those of linear layers and output matrix, not the embedding table."""
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         return self.layers * (attention + 3 * self.hidden * self.intermediate) + self.hidden * self.vocab
 
@@ -31,11 +31,11 @@ class Shape:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of KV of one token."""
+        """Bytes of the keys and values of one token."""
         return 2 * BF16 * self.layers * self.kv_heads * self.head_dim
 
     def flops(self, rows: int, context: float) -> float:
-        """Of a pass over so many rows, each of which sees `context` tokens."""
+        """Operations of a pass over `rows` rows, each of which sees `context` tokens."""
         return rows * (2.0 * self.weights + 4.0 * self.layers * self.heads * self.head_dim * context)
 
 
@@ -53,7 +53,7 @@ MODELS = {
 
 
 def model(name: str, option: str = "--target") -> Shape:
-    """A shape by its name, or from the config.json of a folder. Raises ValueError for what is neither."""
+    """The Shape of a model by name, or from the config.json in a folder. Raises ValueError if `name` is neither."""
     if name.lower() in MODELS:
         return MODELS[name.lower()]
     if not name or not Path(name).is_dir():

@@ -1,4 +1,4 @@
-"""The published speeds beside those of the simulation."""
+"""The paper's speeds beside those of the simulation."""
 
 from . import formula
 from .fit import Fit, plain_and_speculative
@@ -10,14 +10,14 @@ COLUMNS = ["source", "pair", "method", "workload", "role", "published", "predict
 
 
 def row(source, pair, method, workload, role, published, tally, closed) -> dict:
-    """role: whether constants were fitted on the row. tally: of the simulation; closed: what the formula gives."""
+    """A row of the table. role: fitted or predicted; tally: the simulated run; closed: speed by the formula."""
     out = {"source": source, "pair": pair.name, "method": method, "workload": workload, "role": role}
     out |= {"published": published, "predicted": tally.speed, "error": tally.speed / published - 1, "formula": closed}
     return out | {"hit_rate": tally.hit_rate}
 
 
 def ssd_row(fit: Fit, name: str, workload: int, k: int, rounds: int, batch: int = 1) -> tuple:
-    """(Tally, speed by the formula) of a published pair; its draft never breaks a build off."""
+    """(Tally, speed by the formula) of a published pair, whose draft never abandons a build."""
     pair, fan_out = PAIRS[name], PAIRS[name].fan_out
     times, outcomes, branches = fit.times(pair), fit.outcomes(name, workload, k, fan_out), fan_out * (k + 1)
     tally = simulate(times, Plan("ssd", k, branches, abandon="never"), outcomes, batch, max(rounds // batch, 1))
@@ -25,8 +25,8 @@ def ssd_row(fit: Fit, name: str, workload: int, k: int, rounds: int, batch: int 
 
 
 def rows(fit: Fit, rounds: int = ROUNDS) -> list[dict]:
-    """source, pair, method, workload, role (fitted, predicted), published and predicted tokens a second, error
-    (relative), formula (tokens a second in closed form), hit_rate."""
+    """Rows with the keys of COLUMNS. role: whether constants were fitted on the row, or it is predicted; published,
+    predicted, formula: tokens a second, by the source, the simulation and the closed form; error: relative."""
     out = []
     for name, pair in PAIRS.items():
         times = fit.times(pair)
@@ -53,7 +53,7 @@ def rows(fit: Fit, rounds: int = ROUNDS) -> list[dict]:
 
 
 def mean_row(source, pair, method, published, found: list[tuple]) -> dict:
-    """The mean over the workloads, of which the source names none."""
+    """A row for a source that names no workload: the mean over all of them."""
     speed = sum(tally.speed for tally, _ in found) / len(found)
     hits = sum(tally.hit_rate for tally, _ in found) / len(found)
     out = {"source": source, "pair": pair.name, "method": method, "workload": "mean of the four", "role": "predicted"}
@@ -62,7 +62,7 @@ def mean_row(source, pair, method, published, found: list[tuple]) -> dict:
 
 
 def passes(fit: Fit) -> list[dict]:
-    """Milliseconds of the passes that the reproduction measured, on which constants were fitted too."""
+    """Milliseconds of the passes that the reproduction measured; the constants were fitted on these too."""
     verify, draft = plain_and_speculative(fit.constants, fit.acceptance)[-2:]
     both = (("verification", STEPS["verify"], verify), ("step of the draft's tree", STEPS["draft"], draft))
     return [
@@ -78,7 +78,7 @@ def passes(fit: Fit) -> list[dict]:
 
 
 def summary(rows: list[dict]) -> list[dict]:
-    """Mean and greatest absolute error by source and role."""
+    """Mean and greatest absolute error, by source, pair, method and role."""
     groups: dict[tuple, list[float]] = {}
     for r in rows:
         name = r["method"].split(",")[0] + (", batches" if r["source"] == RECORD else "")

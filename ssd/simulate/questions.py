@@ -1,4 +1,4 @@
-"""Answers to what one asks before buying: the settings of a pair, one more GPU or a draft's own, batches, replicas."""
+"""Answers to questions before a purchase: settings of a pair, a GPU for the draft or the target, batches, replicas."""
 
 from dataclasses import dataclass, replace
 
@@ -8,23 +8,23 @@ from .roofline import Roofline
 from .serving import Load, serve
 from .statistics import Statistics
 
-LONGEST = 12
-PER_NODE = (1, 2, 3, 4, 6, 8)  # branches tried, by tokens of the speculation and one
-ROUNDS = 3000
+LONGEST = 12  # longest speculation that is tried
+PER_NODE = (1, 2, 3, 4, 6, 8)  # branches that are tried, for each of the K + 1 nodes of a speculation
+ROUNDS = 3000  # rounds of a simulated run, divided by the batch
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A plan with the speed that the simulation gives it, tokens a second of all sequences together."""
+    """A plan and what the simulation gives for it."""
 
     plan: Plan
-    speed: float
+    speed: float  # tokens a second, all sequences together
     hit_rate: float | None
-    fan_out: list[int]
+    fan_out: list[int]  # bonus tokens prepared for, by accepted tokens
 
     def columns(self, name: str = "") -> dict:
-        """What a table shows of it, under names that begin with `name`."""
+        """The columns of a table, under names that begin with `name`."""
         p, out = self.plan, {f"{name}tokens/s": self.speed}
         if p.k:
             out[f"{name}K"] = p.k
@@ -35,7 +35,7 @@ class Choice:
 
 def best(times: Roofline, stats: Statistics | None, mode: str, batch: int = 1, k: int | None = None,
          branches: int | None = None) -> Choice:  # fmt: skip
-    """The fastest plan of a mode by the formulas, and what the simulation gives it. k, branches: only these."""
+    """The plan of a mode that is fastest by the formulas. k and branches, if given, are not varied."""
     if mode == "ar":
         return Choice(Plan("ar"), formula.ar(times, batch), None, [])
     found = []
@@ -54,7 +54,7 @@ def best(times: Roofline, stats: Statistics | None, mode: str, batch: int = 1, k
 
 
 def ask_best(drafts: dict[str, tuple[Roofline, Statistics]], batch: int, k, branches) -> tuple[list[dict], str]:
-    """Rows by draft and mode, the fastest first, and the answer in a sentence. drafts: name to (times, statistics)."""
+    """(rows by draft and mode, the fastest first; the answer in a sentence). drafts: (times, statistics) by name."""
     rows = []
     for name, (times, stats) in drafts.items():
         plain = best(times, stats, "ar", batch)
@@ -78,8 +78,8 @@ def ask_best(drafts: dict[str, tuple[Roofline, Statistics]], batch: int, k, bran
 
 
 def ask_gpu(times: Roofline, stats: Statistics, batch: int, k, branches, most: int = 8) -> tuple[list[dict], str]:
-    """The same number of GPUs spent in three ways: all for plain decoding, all for the target with the draft on one of
-    them, one for the draft alone."""
+    """(rows, answer): speeds of a number of GPUs that are used in three ways. All of them decode plainly; or all hold
+    the target and one of them the draft too; or one has the draft alone."""
     rows = []
     for n in range(2, most + 1):
         whole, less = replace(times, gpus=n), replace(times, gpus=n - 1)
@@ -105,7 +105,7 @@ def numbers(values: list[int]) -> str:
 
 
 def ask_batch(times: Roofline, stats: Statistics, k, branches) -> tuple[list[dict], str]:
-    """By batch the best of each mode, in all and by GPU (SSD has one more)."""
+    """(rows, answer): the best plan of each mode for every batch, compared in all and by GPU, as SSD has one more."""
     rows = []
     for batch in BATCHES:
         if not times.fits(batch):
@@ -129,7 +129,8 @@ def first(rows: list[dict], column: str) -> str:
 
 
 def ask_replicas(times: Roofline, stats: Statistics, load: Load, counts: list[int], batch: int, k, branches, seed: int):
-    """Latencies by mode and number of replicas under Poisson arrivals; plans are the best for `batch`."""
+    """(rows, answer): latencies under Poisson arrivals, by mode and number of replicas; plans are the best for
+    `batch`."""
     rows = []
     for mode in ("ar", "sd", "ssd"):
         plan = best(times, stats, mode, batch, k, branches).plan

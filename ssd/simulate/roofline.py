@@ -1,5 +1,5 @@
-"""Seconds of a pass of target and draft on GPUs: bytes by bandwidth or operations by matrix rate, whichever is more,
-and what a pass costs however small it is."""
+"""Seconds of a pass on GPUs: bytes by bandwidth or operations by matrix rate, whichever takes longer, plus a fixed
+cost."""
 
 import math
 from dataclasses import dataclass, fields
@@ -10,17 +10,16 @@ from .models import BF16, Shape
 
 @dataclass(frozen=True)
 class Constants:
-    """What no data sheet says. bandwidth and matrix: shares of the peak rates that a pass reaches; host, draft_host:
-    seconds of a pass of the target, of the draft, beside what its kernels take. All fitted but matrix, which is
-    assumed: it counts at large batches, and the published speeds are of batch 1."""
+    """Constants that no data sheet has. All are fitted except `matrix`, which is assumed, since it matters only at
+    large batches and the published speeds are of batch 1."""
 
-    bandwidth: float
-    host: float
-    draft_host: float
-    matrix: float = 0.65
+    bandwidth: float  # share of the peak bandwidth that a pass reaches
+    host: float  # seconds of a target pass beside its kernels
+    draft_host: float  # seconds of a draft pass beside its kernels
+    matrix: float = 0.65  # share of the peak matrix rate that a pass reaches
 
     def replaced(self, settings: list[str]) -> "Constants":
-        """With NAME=VALUE of each setting. Raises ValueError for an unknown name or a value that cannot be."""
+        """The constants with those of the settings NAME=VALUE replaced. Raises ValueError for a bad name or value."""
         names = [f.name for f in fields(self)]
         values = {name: getattr(self, name) for name in names}
         for setting in settings:
@@ -41,18 +40,17 @@ class Constants:
 
 @dataclass(frozen=True)
 class Roofline:
-    """Times of a pair. gpus: over which the target's matrices are split; the draft has one GPU. context: tokens that a
-    sequence has on average."""
+    """The times of a pair of target and draft."""
 
     gpu: Gpu
     target: Shape
     draft_model: Shape | None
     constants: Constants
-    gpus: int = 4
-    context: float = 400.0
+    gpus: int = 4  # GPUs over which the target's matrices are split; the draft has one GPU
+    context: float = 400.0  # mean tokens of a sequence
 
     def pass_seconds(self, model: Shape, gpus: int, sequences: int, rows: int) -> float:
-        """Of a pass over `rows` rows of so many sequences."""
+        """Seconds that the kernels take in a pass over `rows` rows of `sequences` sequences in all."""
         c, g = self.constants, self.gpu
         read = model.weight_bytes + sequences * self.context * model.kv_bytes
         work = model.flops(rows, self.context)
@@ -70,7 +68,7 @@ class Roofline:
         return self.pass_seconds(self.draft_model, 1, sequences, rows) + self.constants.draft_host
 
     def fits(self, sequences: int = 1) -> bool:
-        """Whether weights and KV leave a tenth of the memory."""
+        """Whether weights and KV cache leave a tenth of the memory free."""
         t = self.target
         table = BF16 * t.hidden * t.vocab
         return t.weight_bytes + table + sequences * self.context * t.kv_bytes <= 0.9 * self.gpus * self.gpu.memory

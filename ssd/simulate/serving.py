@@ -1,4 +1,4 @@
-"""Replicas that serve requests which arrive at random."""
+"""Replicas that serve requests with random arrivals."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -12,14 +12,13 @@ from .outcomes import Outcomes
 
 @dataclass(frozen=True)
 class Load:
-    """rate: requests a second, Poisson; requests in all; tokens of a prompt and of an answer; max_batch: sequences
-    that decode together on a replica."""
+    """The requests that arrive, and the largest batch of a replica."""
 
-    rate: float
-    requests: int = 400
-    prompt: int = 256
-    answer: int = 256
-    max_batch: int = 16
+    rate: float  # requests a second, with Poisson arrivals
+    requests: int = 400  # requests in all
+    prompt: int = 256  # tokens of a prompt
+    answer: int = 256  # tokens of an answer
+    max_batch: int = 16  # most sequences that decode together on a replica
 
 
 class Queue:
@@ -42,7 +41,8 @@ class Queue:
             self.news.succeed()
 
     def admit(self, replica: Replica):
-        """Those that decode next; prompts of new ones run first, and the replica waits while it has none."""
+        """A process that returns the sequences of the next round. It runs the prompts of new ones first, and waits
+        while there are none."""
         self.live = [s for s in self.live if s.left > 0]
         while not self.live and not self.waiting:
             self.news = self.env.event()
@@ -64,8 +64,8 @@ class Queue:
 
 
 def serve(times, plan: Plan, outcomes: Outcomes | None, load: Load, replicas: int, seed: int = 0) -> dict:
-    """Seconds from arrival to the last token (latency) and to the first (first_token) at the 50th, 90th and 99th
-    percentile, arrivals and answers a second, mean batch of a round. A request goes to the replica with the fewest.
+    """Percentiles 50, 90 and 99 of the seconds from arrival to the last token (latency) and to the first (first_token),
+    arrivals and answers a second, and the mean batch of a round. A request goes to the replica that has the fewest.
     """
     env, rng = simpy.Environment(), np.random.default_rng(seed)
     queues = [Queue(env, load) for _ in range(replicas)]

@@ -1,4 +1,4 @@
-"""What is known of a pair's acceptance and hits: published speeds, a run of the engine, or a number."""
+"""Acceptance and hits of a pair, known from published speeds, from a run of the engine, or as given."""
 
 import json
 from dataclasses import dataclass
@@ -11,15 +11,14 @@ from .published import PAIRS, WORKLOADS
 
 @dataclass(frozen=True)
 class Statistics:
-    """acceptance: chance that a token is accepted after those before it; exponent: of the law of hits; source: where
-    they come from."""
+    """The two numbers that the law of hits has for a pair."""
 
-    acceptance: float
-    exponent: float
-    source: str
+    acceptance: float  # chance that a token is accepted if those before it were
+    exponent: float  # exponent of the law of hits
+    source: str  # where they come from
 
     def outcomes(self, k: int, branches: int = 0) -> Outcomes:
-        """Of chains of k tokens with so many branches in all, shared out as theorem 12 has it."""
+        """The Outcomes of chains of k tokens with `branches` branches in all, allocated by theorem 12."""
         return law(self.acceptance, self.exponent, self.fan_out(k, branches))
 
     def fan_out(self, k: int, branches: int) -> list[int]:
@@ -27,7 +26,8 @@ class Statistics:
 
 
 def published(fit: Fit, target: str, draft: str, workload: str | None) -> Statistics:
-    """Of a published pair, the mean over workloads where none is named. Raises ValueError where nothing is known."""
+    """The Statistics of a published pair on a workload, or their mean over workloads. Raises ValueError if the pair is
+    not a published one."""
     for name, pair in PAIRS.items():
         if (pair.target, pair.draft) == (target.lower(), draft.lower()):
             a = fit.acceptance[name]
@@ -35,13 +35,13 @@ def published(fit: Fit, target: str, draft: str, workload: str | None) -> Statis
             acceptance = mean if workload is None else a[WORKLOADS.index(workload)]
             return Statistics(acceptance, fit.exponent, f"fitted on {pair.name}, {workload or 'mean of its workloads'}")
     raise ValueError(
-        f"--acceptance: nothing is published of {target} with {draft}, wanted a number, or --stats of a run of them"
+        f"--acceptance: nothing is published of {target} with {draft}; give a number, or --stats with a run of them"
     )
 
 
 def from_run(path: str, exponent: float) -> Statistics:
-    """From the file of `python -m ssd.run --json`. A run of ssd tells the exponent too, by its hit rate; else it is the
-    one given. Raises ValueError that names the file and what it lacks."""
+    """The Statistics in a file that `python -m ssd.run --json` wrote. The hit rate of a run of ssd also determines the
+    exponent; otherwise it is the one given. Raises ValueError that names the file and what it lacks."""
     report = read(path)
     stats, config = report.get("stats"), report.get("config")
     a = stats.get("acceptance_rate") if isinstance(stats, dict) else None
@@ -57,7 +57,7 @@ def from_run(path: str, exponent: float) -> Statistics:
 
 
 def read(path: str) -> dict:
-    """A JSON object. Raises ValueError that names the file."""
+    """The JSON object in a file. Raises ValueError that names the file."""
     try:
         value = json.loads(Path(path).read_bytes().decode())
     except OSError as e:
