@@ -1,5 +1,5 @@
 # make run: build everything and print one answer. make test: build everything and run the tests.
-# A stamp in .venv marks each finished step, so that a second call starts at once.
+# A stamp in .venv marks each finished step, so that a second call skips it.
 PYTHON ?= python3
 PROMPT ?= Why is the sky blue?
 ARGS ?=
@@ -11,7 +11,7 @@ export CXX ?= g++
 .PHONY: setup dev run test lint bench bench-e2e kernel-report gpu-check clean
 setup: ssd/_C.so
 
-# A CUDA build of torch that PYTHON already has is kept and seen from the virtual environment.
+# If PYTHON already has a CUDA build of torch, the virtual environment uses that one.
 .venv/torch.done:
 	@command -v $(firstword $(CXX)) >/dev/null || { echo "ssd needs a C++20 compiler: install g++ 12 or newer, or name one with CXX=" >&2; exit 1; }
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 10))" || { echo "ssd needs Python 3.10 to 3.13: name one with PYTHON=" >&2; exit 1; }
@@ -28,7 +28,7 @@ setup: ssd/_C.so
 	touch $@
 
 ssd/_C.so: .venv/setup.done setup.py $(shell find csrc -type f)
-	@mkdir -p build; echo "compiling the kernels, some minutes"
+	@mkdir -p build; echo "compiling the kernels, which takes some minutes"
 	@$(PY) setup.py -q build_ext --inplace > build/log 2>&1 || { cat build/log >&2; exit 1; }
 	touch $@
 
@@ -44,18 +44,18 @@ lint: .venv/dev.done
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 
-# Some of the named shapes, minutes; all with ARGS=--full, hours on a CPU.
+# Measures some of the named shapes, which takes minutes; ARGS=--full measures all, which takes hours on a CPU.
 bench: dev
 	$(PY) -m bench.roofline --json $(RESULTS)/roofline.json
 	$(PY) -m bench.linear --json $(RESULTS)/linear.json $(ARGS)
 	$(PY) -m bench.kernels --json $(RESULTS)/kernels.json $(ARGS)
 
-# Compiles every GPU kernel for sm_80, sm_90 and sm_100; no GPU is needed, Triton is (.venv/bin/pip install triton).
+# Compiles every GPU kernel for sm_80, sm_90 and sm_100. It needs Triton (.venv/bin/pip install triton), but no GPU.
 kernel-report: dev
 	$(PY) -m bench.kernel_report --json $(RESULTS)/kernel_report.json $(ARGS)
 
-# On a machine with a GPU: build, tests, benchmarks and an end-to-end run within 8 minutes, results in one folder.
-# Downloads nothing: it takes the environment that is there, .venv or PYTHON.
+# On a machine with a GPU, builds, tests, measures and decodes within 8 minutes, with the results in one folder.
+# It downloads nothing and uses the existing environment, .venv or PYTHON.
 gpu-check:
 	$(if $(wildcard $(PY)),$(PY),$(PYTHON)) -m bench.gpu_check --out $(RESULTS)/gpu $(ARGS)
 

@@ -1,4 +1,4 @@
-"""Builds ssd._C: the CPU kernels always, the CUDA kernels when torch has CUDA and nvcc is there."""
+"""Builds ssd._C: always the CPU kernels, and the CUDA kernels if torch has CUDA and nvcc is installed."""
 
 import glob
 import os
@@ -19,7 +19,7 @@ if not shutil.which(os.environ.get("CXX", "g++")):
 sources = ["csrc/ops.cpp", *sorted(glob.glob("csrc/cpu/*.cpp"))]
 flags = ["-std=c++20", "-O3", "-ffp-contract=off", "-fno-math-errno", "-g0", "-Wall", "-Wno-unknown-pragmas"]
 cuda = torch.version.cuda and CUDA_HOME and glob.glob("csrc/cuda/*.cu")
-os.environ.setdefault("TORCH_CUDA_ARCH_LIST", "8.0;9.0+PTX")  # older ones lack the instructions
+os.environ.setdefault("TORCH_CUDA_ARCH_LIST", "8.0;9.0+PTX")  # older GPUs lack the instructions
 extension = CUDAExtension if cuda else CppExtension
 
 setup(

@@ -1,1 +1,1 @@
-"""Benchmarks: kernels against the measured roofline of the machine, whole runs against other systems."""
+"""Benchmarks: kernels against the machine's measured roofline, and whole systems against each other."""

@@ -1,12 +1,13 @@
-"""Whether systems that compute in one precision say the same."""
+"""Whether systems that compute in the same precision emit the same tokens."""
 
 from itertools import combinations, takewhile
 
 
 def agreement(texts: dict[tuple, list[list[int]]]) -> list[dict]:
-    """For each two configurations (system, mode, precision) of one precision with tokens for the same prompts:
-    precision, a, b, modes, prompts, same (share of prompts with equal tokens), same_tokens (mean share of a text before
-    the first difference). Greedy texts of different arithmetic part for good at the first near tie.
+    """A row for each pair of configurations (system, mode, precision) of one precision, given their tokens by prompt.
+
+    Keys: precision, a, b, modes, prompts, same (share of prompts with equal tokens), same_tokens (mean share of a text
+    before the first difference). Greedy texts of different arithmetic diverge for good at the first near tie.
     """
     pairs = []
     for (a, mine), (b, other) in combinations(texts.items(), 2):

@@ -1,17 +1,20 @@
 """Decoding speed of whole systems: `python -m bench.decode --json F`.
 
-All systems get the same token ids (the chat template applied once), decode the same number of tokens greedily past
-any end-of-sequence token, and keep to the same cores, each in a process of its own. Warm-up is outside; prompt by
-prompt the systems take turns. A system that is not installed, or lacks what it needs, is left out with a message.
-JSON beside the machine: `rows`: system, mode (sd:3 is sd with -k 3), precision, cores, workload, prompts, max_tokens,
-tokens_per_second (tokens after the first piece by the time after it), prefill_seconds, decode_seconds, total_seconds
-(each {median, min, max} over prompts), speed_up (median over prompts, against the same system and precision in mode
-ar), peak_bytes (resident, of the process), counts (of ssd: sums over prompts of its rounds, passes and times).
-`agreement`: for each two configurations of one precision the share of prompts with the same text, and the share of
-tokens before the first difference. With --prefill N, `prefill`: system, mode, precision, cores, prompt_tokens, seconds
-to the first token. Where mode sd is measured, `costs`: precision, cores, workload, and seconds of a pass of target and
-draft by its rows, means over prompts, from which `python -m ssd.simulate --measured F` predicts the speeds. Beside F
-the tables as Markdown, and plots.
+All systems get the same token ids (the chat template is applied once), decode the same number of tokens greedily past
+any end-of-sequence token, and use the same cores, each in a process of its own. Warm-up is not timed. The systems take
+turns prompt by prompt. A system that is not installed, or lacks what it needs, is left out with a message.
+
+The JSON file has the machine and these parts:
+`rows`: system, mode (sd:3 is sd with -k 3), precision, cores, workload, prompts, max_tokens, tokens_per_second (tokens
+after the first piece by the time after it), prefill_seconds, decode_seconds, total_seconds (each {median, min, max}
+over prompts), speed_up (median over prompts, against the same system and precision in mode ar), peak_bytes (resident
+memory of the process), counts (ssd only: its rounds, passes and times, summed over prompts).
+`agreement`: for each pair of configurations of one precision, the share of prompts with the same text, and the share
+of tokens before the first difference.
+`prefill`, with --prefill N: system, mode, precision, cores, prompt_tokens, seconds to the first token.
+`costs`, where mode sd is measured: precision, cores, workload, and seconds of a pass of target and draft by rows, means
+over prompts, from which `python -m ssd.simulate --measured F` predicts the speeds.
+The tables as Markdown and plots are written beside F.
 """
 
 import argparse
@@ -37,7 +40,7 @@ WARM_UP_TOKENS = 8
 
 
 def configurations(systems: list[str], modes: list[str], peer_modes: list[str], precisions: list[str] | None):
-    """(system, mode, precision) of everything asked for that the systems have."""
+    """(system, mode, precision) for everything that was asked for and that the systems support."""
     for name in systems:
         system = SYSTEMS[name]
         for mode in modes if name == "ssd" else peer_modes:
@@ -60,8 +63,8 @@ def start(configuration, cores: list[int], target: str, options: dict) -> Worker
 
 
 def take_turns(workers: dict, prompts: list[list[int]], max_tokens: int, repeats: int = 1, costs=None) -> dict:
-    """Every worker on every prompt, who begins changing from prompt to prompt: configuration to its runs. costs: a
-    dictionary of lists to which ssd's mode sd adds, after its runs, so that a disturbance meets both."""
+    """The runs of every worker on every prompt, by configuration. Each prompt starts with another worker. costs: lists
+    by configuration; ssd in mode sd appends its costs of passes after each run, so that a disturbance affects both."""
     runs = defaultdict(list)
     for turn, ids in enumerate(prompts * repeats):
         order = list(workers.items())
@@ -74,12 +77,12 @@ def take_turns(workers: dict, prompts: list[list[int]], max_tokens: int, repeats
 
 
 def mean(costs: list[dict]) -> dict:
-    """Of dictionaries of times by rows, entry by entry."""
+    """The mean of dictionaries of times by rows, entry by entry."""
     return {name: {rows: t / len(costs) for rows, t in times.items()} for name, times in total(costs).items()}
 
 
 def total(parts: list[dict]) -> dict:
-    """Sums of dictionaries of numbers, of lists of them by place and of dictionaries, key by key."""
+    """The sum of dictionaries, key by key; lists are added item by item, dictionaries recursively."""
     out: dict = {}
     for key, value in (item for part in parts for item in part.items()):
         if isinstance(value, dict):
@@ -92,7 +95,7 @@ def total(parts: list[dict]) -> dict:
 
 
 def measure(n: int, wanted: list[tuple], target: str, options: dict, workloads: dict, args) -> dict[str, list]:
-    """`rows`, `agreement`, `prefill` and `costs` on n cores."""
+    """The parts `rows`, `agreement`, `prefill` and `costs` for n cores."""
     cores, rows, prefill, costs, texts = cores_of(n), [], [], [], defaultdict(list)
     workers = {c: w for c in wanted if (w := start(c, cores, target, options))}
     try:
@@ -129,7 +132,7 @@ def measure(n: int, wanted: list[tuple], target: str, options: dict, workloads: 
 
 
 def summary(runs: dict, configuration: tuple) -> dict:
-    """What a configuration's runs of one workload came to."""
+    """Speeds and times of a configuration's runs of one workload."""
     mine, plain = runs[configuration], (configuration[0], "ar", configuration[2])
     times = {c: [r["decode_seconds"] / max(r["decode_tokens"], 1) for r in runs[c]] for c in (configuration, plain)}
     return {
@@ -146,7 +149,7 @@ def keys(configuration: tuple, cores: int) -> dict:
 
 
 def long_prompts(workloads: dict, length: int, count: int = 5) -> list[list[int]]:
-    """Prompts of `length` tokens that share no beginning: the workloads' tokens, from different places on."""
+    """Prompts of `length` tokens that share no prefix: the workloads' tokens, each from another position on."""
     ids = [i for prompts in workloads.values() for prompt in prompts for i in prompt]
     ids *= length // len(ids) + 2
     step = (len(ids) - length) // count
@@ -156,20 +159,22 @@ def long_prompts(workloads: dict, length: int, count: int = 5) -> list[list[int]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", help="folder or id of the model; the default target otherwise")
-    parser.add_argument("--modes", default="ar,sd,ssd,auto", help="of ssd; sd:3 is sd with -k 3 (%(default)s)")
+    parser.add_argument("--modes", default="ar,sd,ssd,auto", help="modes of ssd; sd:3 is sd with -k 3 (%(default)s)")
     parser.add_argument("--peers", default=",".join(SYSTEMS), help="other systems, or an empty string (all)")
-    parser.add_argument("--peer-modes", default="ar,lookup", help="of the others: ar, lookup, assisted (%(default)s)")
-    parser.add_argument("--assistant", metavar="DIR", help="draft of the others' mode assisted, which it adds")
-    parser.add_argument("--precisions", help="only these, such as bf16,q4_1; by default all that a system has")
-    parser.add_argument("--cores", type=listed(int), default="1,2", help="numbers of cores")
-    parser.add_argument("--device", help="of ssd and transformers, such as cuda")
-    parser.add_argument("--data", nargs="+", metavar="FILE.jsonl", help="files of prompts; three of our own otherwise")
-    parser.add_argument("--limit", type=whole(1), help="prompts of each file")
-    parser.add_argument("--max-tokens", type=whole(1), default=128)
-    parser.add_argument("--repeats", type=int, default=1, help="times that each prompt is run")
-    parser.add_argument("--prefill", type=int, metavar="N", help="also time to the first token of N prompt tokens")
-    parser.add_argument("--draft", help="draft of ssd's speculative modes")
-    parser.add_argument("--gguf", help="file for llama_cpp")
+    parser.add_argument(
+        "--peer-modes", default="ar,lookup", help="modes of other systems: ar, lookup, assisted (%(default)s)"
+    )
+    parser.add_argument("--assistant", metavar="DIR", help="add mode assisted of other systems, with this draft")
+    parser.add_argument("--precisions", help="precisions such as bf16,q4_1 (all that a system has)")
+    parser.add_argument("--cores", type=listed(int), default="1,2", help="numbers of cores (%(default)s)")
+    parser.add_argument("--device", help="device of ssd and transformers, such as cuda (the CPU)")
+    parser.add_argument("--data", nargs="+", metavar="FILE.jsonl", help="files of prompts (those in bench/prompts)")
+    parser.add_argument("--limit", type=whole(1), help="prompts of each file (all)")
+    parser.add_argument("--max-tokens", type=whole(1), default=128, help="tokens of each answer (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=1, help="runs of each prompt (%(default)s)")
+    parser.add_argument("--prefill", type=int, metavar="N", help="also time the first token after N prompt tokens")
+    parser.add_argument("--draft", help="draft of ssd's speculative modes (the target's own)")
+    parser.add_argument("--gguf", help="GGUF file for llama_cpp (one of the precision, made where there is none)")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
 

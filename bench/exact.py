@@ -1,14 +1,17 @@
 """Whether speculation changes a token: `python -m bench.exact --modes sd --data F.jsonl --limit N --json F`.
 
 Every configuration of mode, draft, shape, precision, temperature and batch answers the same prompts with the same
-seeds as plain decoding, and the token ids are compared; the prefill chunks, the memory, and the bonus tokens that ssd
-prepares for below a node, take turns from one configuration to the next. Memory: `cold` keeps no prefixes, `warm` does
-and answers everything twice, `small` is warm with a KV cache for half of what a batch wants, so that requests are
-preempted and computed again, `scarce` is small and cold. --delays: both lanes of ssd sleep at random moments;
---features: penalties, bias and JSON mode take turns from prompt to prompt, and log-probabilities are compared too.
+seeds as plain decoding, and the token ids are compared. Three settings take turns from one configuration to the next:
+the prefill chunk, the memory, and the bonus tokens that ssd prepares for below a node.
+
+Memory: `cold` keeps no prefixes; `warm` keeps them and answers everything twice; `small` is warm with a KV cache for
+half of what a batch needs, so that requests are preempted and recomputed; `scarce` is small and cold.
+--delays: both lanes of ssd sleep at random moments. --features: penalties, bias and JSON mode take turns from prompt to
+prompt, and log-probabilities are compared too.
+
 JSON: `compared` (answers), `tokens` (in them), `differences`, `first_difference` (configuration, prompt, index,
-both sequences; null without one), `rows` (configuration, compared, differences, acceptance_rate,
-mean_accepted_length, hit_rate, cached_prompt_tokens, preemptions). Exit code 1 where there are differences.
+both sequences; null if there is none), `rows` (configuration, compared, differences, acceptance_rate,
+mean_accepted_length, hit_rate, cached_prompt_tokens, preemptions). The exit code is 1 if there are differences.
 """
 
 import argparse
@@ -24,8 +27,7 @@ from .workloads import check_names, workloads_of
 
 
 def product(args) -> list[dict]:
-    """All configurations; prefill chunk and memory, which plain decoding does not depend on either, and fan-out go
-    round."""
+    """All configurations. Prefill chunk, memory and fan-out take turns instead of multiplying them."""
     memories = args.memory.split(",")
     chunks = itertools.cycle(args.chunks)
     fan_outs = itertools.cycle(args.fan_outs)
@@ -43,7 +45,8 @@ def product(args) -> list[dict]:
 
 
 def shape_of(text: str) -> dict:
-    """ "4x3" is k 4 and tree width 3, "4" a chain; "auto" what pays, "auto3" that with up to 3 children a node."""
+    """Options for a shape: "4x3" is k 4 with tree width 3, "4" a chain of 4; "auto" adapts, "auto3" with up to 3
+    children a node."""
     if text.startswith("auto"):
         return {"tree_width": int(text[4:])} if text[4:] else {}
     k, _, width = text.partition("x")
@@ -51,7 +54,7 @@ def shape_of(text: str) -> dict:
 
 
 def delay_lanes(chance: random.Random) -> None:
-    """From now on lanes of this process sleep at random before steps that the other one may wait for."""
+    """Makes both lanes in this process sleep at random before the steps that the other lane may wait for."""
     from ssd.runtime.lanes.draft_lane import DraftLane
     from ssd.runtime.lanes.verify_lane import VerifyLane
 
@@ -68,7 +71,7 @@ def delay_lanes(chance: random.Random) -> None:
 
 
 class Runner:
-    """Models loaded once a precision."""
+    """The target and its tokenizer; the model of one precision is kept in memory."""
 
     def __init__(self, target: str | None, threads: int | None):
         from ssd.model import Llama, Tokenizer, resolve
@@ -97,7 +100,7 @@ class Runner:
 
 
 def memory_of(name: str, batch: int, lengths: list[int]) -> tuple[dict, int]:
-    """Sizes for a KV cache, and how often everything is answered; lengths: tokens of each request."""
+    """(sizes of the KV cache, how often everything is answered). lengths: tokens of each request."""
     half = max(*lengths, sum(lengths) * batch // len(lengths) // 2)
     sizes = {"kv_tokens": half} if name in ("small", "scarce") else {}
     return (sizes, 2) if name in ("warm", "small") else (sizes | {"prefix_caching": False}, 1)
@@ -110,12 +113,12 @@ FEATURES = (
 
 
 def asked(args, n: int) -> dict:
-    """What prompt n asks for beside temperature and seed."""
+    """The sampling parameters of prompt n beside temperature and seed."""
     return {"logprobs": True, "top_logprobs": n % 3} | FEATURES[n % len(FEATURES)] if args.features else {}
 
 
 def told(answer) -> list:
-    """What is compared of an answer: token ids, and log-probabilities where they were asked for."""
+    """The part of an answer that is compared: token ids, and log-probabilities if they were asked for."""
     if answer.logprobs is None:
         return answer.token_ids
     tops = answer.top_logprobs or [None] * len(answer.token_ids)
@@ -163,24 +166,26 @@ def compare(runner: Runner, args, ids: list[list[int]]) -> dict:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", help="folder or id of the model; the default target otherwise")
-    parser.add_argument("--modes", default="sd", help="modes to compare with plain decoding, alone: ar,sd,ssd,auto")
-    parser.add_argument("--drafts", default="default,ngram", help="default, ngram, folders")
-    parser.add_argument("--shapes", default="4,3x3,auto", help="k, k x width, auto, auto and width")
-    parser.add_argument("--dtypes", default="bf16,int8")
-    parser.add_argument("--batches", type=listed(int), default="1,8")
-    parser.add_argument("--chunks", type=listed(int), default="16,64,512", help="rows of a prompt in a pass, in turn")
-    parser.add_argument("--memory", default="cold,warm,small,scarce", help="of the KV cache, in turn")
+    parser.add_argument("--target", help="folder or id of the model (the default target)")
+    parser.add_argument("--modes", default="sd", help="some of ar,sd,ssd,auto (%(default)s)")
+    parser.add_argument("--drafts", default="default,ngram", help="default, ngram, or folders (%(default)s)")
+    parser.add_argument("--shapes", default="4,3x3,auto", help="k, k x width, auto, or auto and width (%(default)s)")
+    parser.add_argument("--dtypes", default="bf16,int8", help="precisions of the target (%(default)s)")
+    parser.add_argument("--batches", type=listed(int), default="1,8", help="sizes of a batch (%(default)s)")
     parser.add_argument(
-        "--fan-outs", type=listed(int), default="0,1,4", help="bonus tokens below a node, in turn (0: shared out)"
+        "--chunks", type=listed(int), default="16,64,512", help="prompt rows of a pass, in turn (%(default)s)"
     )
-    parser.add_argument("--delays", action="store_true", help="random ones, up to 4 ms, in both lanes of ssd")
-    parser.add_argument("--features", action="store_true", help="penalties, bias, JSON and log-probabilities too")
-    parser.add_argument("--temperatures", type=listed(float), default="0,0.7,1.0")
-    parser.add_argument("--data", nargs="+", metavar="FILE.jsonl", help="files of prompts; three of our own otherwise")
+    parser.add_argument("--memory", default="cold,warm,small,scarce", help="kinds of memory, in turn (%(default)s)")
+    parser.add_argument(
+        "--fan-outs", type=listed(int), default="0,1,4", help="bonus tokens below a node, in turn; 0: automatic"
+    )
+    parser.add_argument("--delays", action="store_true", help="delay both lanes of ssd at random by up to 4 ms")
+    parser.add_argument("--features", action="store_true", help="use penalties, bias, JSON and log-probabilities too")
+    parser.add_argument("--temperatures", type=listed(float), default="0,0.7,1.0", help="temperatures (%(default)s)")
+    parser.add_argument("--data", nargs="+", metavar="FILE.jsonl", help="files of prompts (those in bench/prompts)")
     parser.add_argument("--limit", type=whole(1), default=40, help="prompts of each file (%(default)s)")
-    parser.add_argument("--max-tokens", type=whole(1), default=64)
-    parser.add_argument("--threads", type=int, help="of the target; one for each core otherwise")
+    parser.add_argument("--max-tokens", type=whole(1), default=64, help="tokens of each answer (%(default)s)")
+    parser.add_argument("--threads", type=int, help="threads of the target (one for each core)")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args(argv)
     check_names(parser, "--modes", args.modes.split(","), ("ar", "sd", "ssd", "auto"))

@@ -1,9 +1,9 @@
-"""Everything that a machine with a GPU can say, in one folder: `python -m bench.gpu_check --out DIR`.
+"""Everything that a machine with a GPU can show, in one folder: `python -m bench.gpu_check --out DIR`.
 
-Builds the extension for the GPU that is there, runs the tests that need it and then all others, the benchmarks, and
-decoding with random weights of Llama-8B shape. Each part is a process of its own with a log in DIR; what one breaks
-the others do not feel. Ends within --minutes: a part that takes long leaves those after it their least, and parts that
-no time is left for are named. Downloads nothing.
+Builds the extension for the GPU of the machine, runs the tests that need it and then all others, the benchmarks, and
+decoding with random weights of Llama-8B shape. Each part is a process of its own with a log in DIR, so that a failure
+does not affect the others. The check ends within --minutes: a part that takes long leaves the later ones their minimum
+time, and parts without time are named. Nothing is downloaded.
 DIR/report.json: `rows`: part, status (passed, failed, out of time, no time left), seconds, command, files.
 """
 
@@ -22,18 +22,18 @@ ROOT = Path(__file__).parent.parent
 
 @dataclass
 class Part:
-    """limit: seconds at most; least: seconds that the parts before leave it; needs: parts that must have passed."""
+    """A part of the check."""
 
     name: str
     command: list[str]
-    limit: float
-    needs: tuple[str, ...] = ()
-    environment: dict[str, str] = field(default_factory=dict)
-    least: float = 0
+    limit: float  # seconds at most
+    needs: tuple[str, ...] = ()  # parts that must have passed
+    environment: dict[str, str] = field(default_factory=dict)  # variables beside those of this process
+    least: float = 0  # seconds that the earlier parts leave it
 
 
 def parts(out: Path, capability: str) -> list[Part]:
-    """In the order of their worth: a check that is cut short has the tests and the first figures."""
+    """All parts, the most important first, so that a check that is cut short has the tests and the first figures."""
     py, json_of = sys.executable, lambda name: str(out / f"{name}.json")
     pytest = [py, "-m", "pytest", "-p", "no:cacheprovider", "-rs", "-m"]
     synthetic = [py, "-m", "bench.synthetic", "--device", "cuda"]
@@ -54,7 +54,7 @@ def parts(out: Path, capability: str) -> list[Part]:
 
 
 def run(part: Part, out: Path, limit: float) -> dict:
-    """The part's row; its words are in a log, and nothing of it runs on afterwards."""
+    """Runs a part and returns its row. A log has its output, and none of its processes survives it."""
     begin, log = time.monotonic(), out / f"{part.name.replace(', ', '_').replace(' ', '_')}.log"
     before = {p.name for p in out.iterdir()}
     with log.open("w") as f:
@@ -76,7 +76,7 @@ def run(part: Part, out: Path, limit: float) -> dict:
 
 
 def check(out: Path, wanted: list[Part], seconds: float) -> list[dict]:
-    """Rows of all parts, written to out/report.json as they come."""
+    """Runs all parts and returns their rows, which are written to out/report.json one by one."""
     out.mkdir(parents=True, exist_ok=True)
     end, rows, passed = time.monotonic() + seconds, [], set()
     for i, part in enumerate(wanted):
@@ -96,13 +96,13 @@ def check(out: Path, wanted: list[Part], seconds: float) -> list[dict]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("bench/results/gpu"))
-    parser.add_argument("--minutes", type=float, default=7.5)
+    parser.add_argument("--out", type=Path, default=Path("bench/results/gpu"), help="folder of results (%(default)s)")
+    parser.add_argument("--minutes", type=float, default=7.5, help="time for all parts (%(default)s)")
     args = parser.parse_args()
     import torch
 
     if not torch.cuda.is_available():
-        sys.exit("gpu-check needs a machine with an NVIDIA GPU, its driver and a CUDA build of torch, and found none.")
+        sys.exit("gpu-check found no GPU: it needs an NVIDIA GPU, its driver and a CUDA build of torch")
     capability = "{}.{}".format(*torch.cuda.get_device_capability())
     rows = check(args.out.resolve(), parts(args.out.resolve(), capability), 60 * args.minutes)
     print(f"results are in {args.out}")

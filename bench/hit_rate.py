@@ -1,9 +1,9 @@
-"""How often the outcome of a verification was prepared for: `python -m bench.hit_rate --data F.jsonl --json F`.
+"""How often the draft has prepared for an outcome: `python -m bench.hit_rate --data F.jsonl --json F`.
 
 `rows`: workload, temperature, verify (coupled, rejection, saguaro), fan_out (bonus tokens at every node), tree_width,
-hit_rate (of rounds after the first of each answer, in lockstep: the draft always finishes), hit_rate_realtime (the
-lanes side by side, each on its core), tokens_per_second (then), accepted_length (lockstep), draft_overhead
-(multiply-adds of the draft's linear layers by those of the target's).
+hit_rate (in lockstep, where the draft always finishes; the first round of each answer does not count),
+hit_rate_realtime (with the lanes side by side, each on its core), tokens_per_second (in real time), accepted_length (in
+lockstep), draft_overhead (multiply-adds of the draft's linear layers by those of the target's).
 """
 
 import argparse
@@ -23,10 +23,10 @@ VERIFY = {
 
 
 def weights(model) -> int:
-    """Inputs by outputs of all linear layers, for one row."""
+    """The number of weights in all linear layers, which is the multiply-adds of a row."""
     c = model.config
     heads = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim
-    first = c.hidden_size if model.hidden_norm is not None else 0  # of a feature draft: twice as many inputs
+    first = c.hidden_size if model.hidden_norm is not None else 0  # a feature draft has twice as many inputs
     layer = c.hidden_size * heads + c.num_heads * c.head_dim * c.hidden_size + 3 * c.hidden_size * c.intermediate_size
     return c.num_layers * layer + first * heads + c.hidden_size * model.vocab
 
@@ -45,7 +45,7 @@ class Pair:
         self.ratio = weights(self.draft) / weights(self.model)
 
     def run(self, ids, params, **options) -> tuple[dict, float | None]:
-        """Statistics of SSD over the prompts, one at a time, and draft_overhead."""
+        """(statistics of SSD over the prompts, one at a time; draft_overhead)."""
         from ssd import LLM
 
         llm = LLM.from_model(self.model, self.tokenizer, draft=self.draft, mode="ssd", max_batch=1, **options)
@@ -59,21 +59,21 @@ class Pair:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", help="folder or id of the model; the default target otherwise")
-    parser.add_argument("--draft", help="folder or id; the target's own otherwise")
-    parser.add_argument("--dtype", default="bf16")
-    parser.add_argument("--draft-dtype", help="of the draft; int8 otherwise")
-    parser.add_argument("--data", nargs="+", metavar="FILE.jsonl", help="files of prompts; three of our own otherwise")
+    parser.add_argument("--target", help="folder or id of the model (the default target)")
+    parser.add_argument("--draft", help="folder or id of the draft (the target's own)")
+    parser.add_argument("--dtype", default="bf16", help="precision of the target (%(default)s)")
+    parser.add_argument("--draft-dtype", help="precision of the draft (int8)")
+    parser.add_argument("--data", nargs="+", metavar="FILE.jsonl", help="files of prompts (those in bench/prompts)")
     parser.add_argument("--limit", type=whole(1), default=10, help="prompts of each file (%(default)s)")
-    parser.add_argument("--max-tokens", type=whole(1), default=96)
+    parser.add_argument("--max-tokens", type=whole(1), default=96, help="tokens of each answer (%(default)s)")
     parser.add_argument("-k", type=int, default=4, help="tokens of a branch (%(default)s)")
-    parser.add_argument("--fan-out", type=listed(int), default="1,2,4,8,16")
+    parser.add_argument("--fan-out", type=listed(int), default="1,2,4,8,16", help="bonus tokens a node (%(default)s)")
     parser.add_argument(
         "--tree-width", type=listed(int), default="1", help="branches below a bonus token (%(default)s)"
     )
-    parser.add_argument("--temperatures", type=listed(float), default="0,0.6,1.0")
-    parser.add_argument("--verify", default="coupled", help=f"some of {', '.join(VERIFY)}")
-    parser.add_argument("--no-realtime", action="store_true", help="in lockstep only")
+    parser.add_argument("--temperatures", type=listed(float), default="0,0.6,1.0", help="temperatures (%(default)s)")
+    parser.add_argument("--verify", default="coupled", help=f"some of {', '.join(VERIFY)} (%(default)s)")
+    parser.add_argument("--no-realtime", action="store_true", help="measure in lockstep only")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args(argv)
 

@@ -6,8 +6,8 @@ as long it takes}, refused {name: why a baseline does not run here}, check. A ke
 `left_out`: sizes that were not measured, by reason. A plot is drawn beside the JSON file.
 
 Sizes: Llama 1B, 8B, 70B per tensor-parallel rank and SmolLM2; 1, 5, 8, 16, 32 and 64 rows of a tree, behind 128 to
-32768 tokens, in batches of 1 to 32, and the forest of a draft. By default one row and eight behind 4096 tokens at batch
-1, and those that differ from them in one thing; --full measures all.
+32768 tokens, in batches of 1 to 32, and the forest of a draft. The default sizes are one row and eight rows behind 4096
+tokens at batch 1, and those that differ from them in one dimension; --full measures all.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def modules(ops: str | None) -> list[str]:
 
 
 def selection(models: list[shapes.Model], full: bool, most: int) -> tuple[list[shapes.Size], dict[str, list[str]]]:
-    """Sizes to measure, and others by the reason why they are left out. most: bytes of keys and values."""
+    """(sizes to measure, the other sizes by the reason why they are left out). most: bytes of keys and values."""
     chosen, rest = shapes.sizes(models, full)
     large = [size for size in chosen if size.kv_bytes > most]
     left_out = {"without --full": rest, f"keys and values of more than {most / 2**30:.2g} GiB": large}
@@ -47,14 +47,14 @@ def selection(models: list[shapes.Model], full: bool, most: int) -> tuple[list[s
 
 
 def units(wanted: list[str], models: list[shapes.Model]):
-    """What a worker measures in one call: attention model by model."""
+    """(module, models) of each call of a worker: attention model by model, everything else at once."""
     for name in wanted:
         for part in [[m] for m in models] if name == "attention" else [models]:
             yield name, part
 
 
 def most_on_cpu() -> int:
-    """An eighth of the memory: the baselines have a copy, and the checks more."""
+    """An eighth of the memory, in bytes, since the baselines have a copy and the checks need more."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8
 
 
@@ -63,7 +63,7 @@ def cases_of(module: str, device: str, chosen: list[shapes.Size]):
 
 
 class Kernels:
-    """All cases of some modules on given cores."""
+    """The measurements of a worker on given cores."""
 
     def __init__(self, cores: list[int]):
         bind(cores)
@@ -109,15 +109,13 @@ class Kernels:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ops", help=f"some of {', '.join(modules(None))}; all by default")
-    parser.add_argument("--models", help=f"some of {', '.join(shapes.MODELS)}; all by default")
-    parser.add_argument("--full", action="store_true", help="all sizes: hours on a CPU")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="the CPU, and the GPU where there is one, by default")
-    parser.add_argument(
-        "--cores", type=listed(int), default=default_cores(), help="numbers of cores; one and all by default"
-    )
-    parser.add_argument("--seconds", type=float, default=0.5, help="time to spend on each line")
-    parser.add_argument("--gpu-limit", type=float, help="seconds for all lines of the GPU; the rest is left out")
+    parser.add_argument("--ops", help=f"some of {', '.join(modules(None))} (all)")
+    parser.add_argument("--models", help=f"some of {', '.join(shapes.MODELS)} (all)")
+    parser.add_argument("--full", action="store_true", help="measure all sizes, which takes hours on a CPU")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="only this device (both, if there is a GPU)")
+    parser.add_argument("--cores", type=listed(int), default=default_cores(), help="numbers of cores (one and all)")
+    parser.add_argument("--seconds", type=float, default=0.5, help="time for each row (%(default)s)")
+    parser.add_argument("--gpu-limit", type=float, help="seconds for all rows of the GPU (no limit)")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
     rows, left_out = [], {}
@@ -127,7 +125,7 @@ def main() -> None:
     except ValueError as e:
         parser.error(str(e))
 
-    def done(more: list[dict]) -> None:  # what is there stays if a later part fails
+    def done(more: list[dict]) -> None:  # rows are kept even if a later part fails
         rows.extend(more)
         results.write(args.json, rows, left_out=left_out)
 
@@ -143,7 +141,7 @@ def main() -> None:
 
         memory = torch.cuda.get_device_properties(0).total_memory
         chosen, left_out["cuda"] = selection(models, args.full, min(8 << 30, memory // 10))
-        limit = args.gpu_limit and args.gpu_limit / 2  # attention and linear have cases there
+        limit = args.gpu_limit and args.gpu_limit / 2  # two modules have cases for a GPU: attention and linear
         for module in wanted:
             for row in kernels_gpu.rows(cases_of(module, "cuda", chosen), args.seconds, limit):
                 done([row])
@@ -152,7 +150,7 @@ def main() -> None:
                 left_out["cuda"] |= {"no time left": left} if left else {}
                 done([])
     elif args.device != "cpu":
-        print("no GPU here: rows of the backends triton and cuda are absent", file=sys.stderr)
+        print("no GPU found: rows for the backends triton and cuda are left out", file=sys.stderr)
     columns = ["op", "backend", "cores", "shape", "microseconds", "gb_per_s", "gflop_per_s", "roofline_fraction"]
     refused = ["refused"] if any(row.get("refused") for row in rows) else []
     print(results.table(rows, [*columns, "baselines", *refused, "check"]))

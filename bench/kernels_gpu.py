@@ -1,8 +1,8 @@
-"""The cases of bench.kernels on a GPU: forms of Triton and CUDA C++ against torch and others.
+"""The cases of bench.kernels on a GPU: kernels in Triton and CUDA C++ against torch and other packages.
 
-A measurement is a CUDA graph of a few calls on inputs of their own, replayed in turn with those of the other candidates
-and with a plain copy, whose bandwidth is the roofline's; so the time to launch from Python is in none of them. Before
-each replay more memory is written than any cache holds.
+A measurement is a CUDA graph of a few calls, each on its own inputs. The graphs of all candidates are replayed in turn
+with a plain copy, whose bandwidth is the roofline's; so no measurement includes the time to launch from Python. Before
+each replay, more memory is written than any cache holds.
 """
 
 import statistics
@@ -14,11 +14,11 @@ import torch
 from .cases import Case
 from .cases.attention import COLD
 
-SQUARE = 8192  # of the product that shows the peak
+SQUARE = 8192  # rows and columns of the product that shows the peak
 
 
 def seconds_of(calls: dict, rounds: int, flush: Callable[[], object], turns: int = 8) -> dict[str, list[float]]:
-    """Of each name the seconds of a call in each round; calls take the number of the turn."""
+    """Seconds of a call in each round, by name. A call takes the number of its turn."""
     graphs, events = {}, [torch.cuda.Event(enable_timing=True) for _ in range(2)]
     for name, call in calls.items():
         stream = torch.cuda.Stream()
@@ -44,7 +44,7 @@ def seconds_of(calls: dict, rounds: int, flush: Callable[[], object], turns: int
 
 
 def row(case: Case, rounds: int, copied: torch.Tensor, square: torch.Tensor) -> dict:
-    """As the rows of bench.kernels; the roofline is the longer of a plain copy's and a large product's."""
+    """A row of bench.kernels, whose roofline is the longer of a plain copy's time and a large product's."""
     right = bool(case.check())
     baselines, refused = case.usable() if right else ({}, {})
     roof = {"copy": lambda _: copied[0].copy_(copied[1]), "product": lambda _: square @ square}
@@ -67,7 +67,7 @@ def row(case: Case, rounds: int, copied: torch.Tensor, square: torch.Tensor) -> 
 
 
 def rows(cases: Iterator[Case], seconds: float, limit: float | None = None, device: str = "cuda") -> Iterator[dict]:
-    """Rows of as many cases as `limit` seconds allow; one that cannot run has `error`."""
+    """The rows of as many cases as `limit` seconds allow. The row of a case that cannot run has `error`."""
     torch.manual_seed(0)
     copied = torch.zeros(2, COLD // 2, dtype=torch.uint8, device=device)
     square = torch.randn(SQUARE, SQUARE, device=device).bfloat16()

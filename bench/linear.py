@@ -1,12 +1,12 @@
 """Packed linear layers from cold memory: `python -m bench.linear --json F`.
 
-One measurement is a pass over all linear layers of the default target (30 layers of 960x576, 576x576, 3072x576 and
-576x1536, then 49152x576), as a decode step makes it; of Llama 1B, 8B and 70B per tensor-parallel rank it is one over
-the four of a decoder layer, in fp32 only with --full; with --shape one over copies of that matrix. `rows`: shape,
-format, cores, rows (of the input), microseconds (of a pass), gb_per_s (packed bytes), gflop_per_s, bandwidth_fraction
-(of what a plain read of as many bytes reached in the same rounds), baselines (times as long as torch's linear takes;
-none when the check fails), check. Format q4 is that of a GGUF file of four bits: q4_1 in the layers, q8_0 in the last
-matrix.
+One measurement is a pass, as a decode step makes it. For the default target it covers all linear layers (30 layers of
+960x576, 576x576, 3072x576 and 576x1536, then 49152x576). For Llama 1B, 8B and 70B per tensor-parallel rank it covers
+the four matrices of a decoder layer, in fp32 only with --full. With --shape it covers copies of one matrix.
+`rows`: shape, format, cores, rows (of the input), microseconds (of a pass), gb_per_s (packed bytes), gflop_per_s,
+bandwidth_fraction (of the bandwidth of a plain read of as many bytes in the same rounds), baselines (how many times as
+long torch's linear takes; empty if the check fails), check. Format q4 is that of a GGUF file of four bits: q4_1 in the
+layers, q8_0 in the last matrix.
 """
 
 import argparse
@@ -32,9 +32,10 @@ from .worker import Worker
 
 library.load()
 
-WHOLE = "SmolLM2-135M"  # the model of which a pass has all layers
-PEER = {"fp32": torch.float32} | dict.fromkeys(("bf16", "int8", "q4", *BLOCK_BYTES), torch.bfloat16)  # nearest of torch
-INT8_ERROR = 0.02  # relative, of activations in groups of eight bits, and of weights in int8
+WHOLE = "SmolLM2-135M"  # the model whose pass covers all layers
+# the dtype of torch that is nearest to a format
+PEER = {"fp32": torch.float32} | dict.fromkeys(("bf16", "int8", "q4", *BLOCK_BYTES), torch.bfloat16)
+INT8_ERROR = 0.02  # largest relative error with activations in groups of eight bits, or weights in int8
 
 
 def error(y: torch.Tensor, exact: torch.Tensor) -> float:
@@ -42,13 +43,13 @@ def error(y: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 def format_of(format: str, n: int) -> str:
-    """Of a matrix with so many outputs."""
+    """The format of a matrix with n outputs, which differs from `format` only for q4."""
     heads = {m.vocab for m in MODELS.values()}
     return format if format != "q4" else "q8_0" if n in heads else "q4_1"
 
 
 def as_stored(weight: torch.Tensor, format: str) -> torch.Tensor:
-    """The values that a format of GGUF files keeps; other weights as they are."""
+    """The weights as a format of GGUF files stores them, dequantised; unchanged for other formats."""
     if format not in BLOCK_BYTES:
         return weight
     kind = gguf.GGMLQuantizationType[format.upper()]
@@ -56,8 +57,8 @@ def as_stored(weight: torch.Tensor, format: str) -> torch.Tensor:
 
 
 def check(y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, format: str) -> bool:
-    """Error at most twice that of torch in the same dtype, on the weights as stored; where x is in eight bits, a bound
-    of its own."""
+    """Whether the error, on the weights as stored, is at most twice that of torch in the same dtype; where x is rounded
+    to eight bits, whether it is at most INT8_ERROR."""
     if format == "int8" or format in BLOCK_BYTES:
         return error(y, x.double() @ weight.double().T) <= INT8_ERROR
     dtype = PEER[format]
@@ -66,7 +67,7 @@ def check(y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, format: str) -
 
 
 def shapes_of(model: Model) -> list[tuple[int, int]]:
-    """(N, K) of the products of a pass."""
+    """(N, K) of each product of a pass."""
     layer = list(model.layers.values())
     return layer * model.depth + [(model.vocab, model.hidden)] if model.name == WHOLE else layer
 
@@ -128,15 +129,13 @@ class Linear:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", help=f"some of {', '.join(MODELS)}; all by default")
-    parser.add_argument("--formats", default="fp32,bf16,int8,q4")
-    parser.add_argument("--full", action="store_true", help="fp32 of every model")
-    parser.add_argument(
-        "--cores", type=listed(int), default=default_cores(), help="numbers of cores; one and all by default"
-    )
-    parser.add_argument("--rows", type=listed(int), default=",".join(map(str, ROWS)))
+    parser.add_argument("--models", help=f"some of {', '.join(MODELS)} (all)")
+    parser.add_argument("--formats", default="fp32,bf16,int8,q4", help="formats of the weights (%(default)s)")
+    parser.add_argument("--full", action="store_true", help="measure fp32 for every model")
+    parser.add_argument("--cores", type=listed(int), default=default_cores(), help="numbers of cores (one and all)")
+    parser.add_argument("--rows", type=listed(int), default=",".join(map(str, ROWS)), help="input rows (%(default)s)")
     parser.add_argument("--shape", help="outputs x inputs of one matrix, such as 960x576, in place of the models")
-    parser.add_argument("--seconds", type=float, default=1.0, help="time to spend on each line")
+    parser.add_argument("--seconds", type=float, default=1.0, help="time for each row (%(default)s)")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
     rows, left_out, formats = [], [], args.formats.split(",")

@@ -1,4 +1,4 @@
-"""What a benchmark ran on, and on which cores."""
+"""The machine that a benchmark runs on, and its cores."""
 
 import os
 import platform
@@ -11,7 +11,7 @@ PACKAGES = (
     "openvino-genai",
 )  # fmt: skip
 CPU0 = Path("/sys/devices/system/cpu/cpu0")
-CORES = sorted(os.sched_getaffinity(0))  # of the process, whatever core a lane pins its thread to later
+CORES = sorted(os.sched_getaffinity(0))  # the process's cores, before a lane pins its thread to some of them
 
 
 def cores_of(n: int) -> list[int]:
@@ -22,26 +22,26 @@ def cores_of(n: int) -> list[int]:
 
 
 def default_cores() -> str:
-    """One core and all that this process may use."""
+    """The numbers of cores that benchmarks use by default: one, and all that this process may use."""
     return ",".join(dict.fromkeys(("1", str(len(CORES)))))
 
 
 def thread_environment(cores: list[int]) -> dict[str, str]:
-    """Variables with which a new process's OpenMP threads sit on these cores, one each, and do not spin on for longer
-    than the rest between turns."""
+    """Environment variables that bind a new process's OpenMP threads to these cores, one each, and end their spinning
+    within the rest between turns."""
     places = ",".join(f"{{{c}}}" for c in cores)
-    spin = {"KMP_BLOCKTIME": "10"}  # milliseconds, of Intel's OpenMP, which would spin for 200
+    spin = {"KMP_BLOCKTIME": "10"}  # milliseconds; Intel's OpenMP would spin for 200
     return {"OMP_NUM_THREADS": str(len(cores)), "OMP_PLACES": places, "OMP_PROC_BIND": "close"} | spin
 
 
 def last_level_cache() -> int:
-    """Bytes of the largest cache of core 0; 32 MiB where the system does not say."""
+    """Bytes of the largest cache of core 0; 32 MiB if the system does not tell."""
     sizes = [_bytes(p.read_text()) for p in CPU0.glob("cache/index*/size")]
     return max(sizes, default=32 << 20)
 
 
 def peak_memory() -> int:
-    """Most bytes that this process has held resident (VmHWM)."""
+    """Peak resident memory of this process in bytes (VmHWM). Raises OSError if the system does not tell."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -49,7 +49,7 @@ def peak_memory() -> int:
 
 
 def describe() -> dict:
-    """CPU, cores, caches, memory, instruction set, versions, date. No names of hosts or users."""
+    """CPU, cores, caches, memory, instruction set, versions and date, without names of hosts or users."""
     import torch
 
     from ssd.kernels import library

@@ -1,10 +1,11 @@
 """Drafting from the text alone: `python -m bench.ngram --json F`.
 
-`rows`: workload, matcher, k, tokens_per_round (of the target's own greedy answers, replayed: what a verification of up
-to k proposed tokens emits, 1 without any speculation), acceptance_rate (accepted by proposed), prompt_tokens (mean).
-`times`: text, tokens, tokens_per_round, microseconds {median, min, max} of a proposal, the new tokens taken in.
-Matchers: "automaton", ssd.runtime.ngram as it is; "n-grams", what followed the newest occurrence of the longest suffix
-of 8 to 2 tokens; "lookup", of 3 to 1 tokens and the oldest occurrence.
+The target's own greedy answers are replayed.
+`rows`: workload, matcher, k, tokens_per_round (that a verification of up to k proposed tokens emits; 1 without
+speculation), acceptance_rate (accepted by proposed tokens), prompt_tokens (mean).
+`times`: text, tokens, tokens_per_round, microseconds {median, min, max} of a proposal, including its new tokens.
+Matchers: "automaton" is ssd.runtime.drafting.ngram; "n-grams" proposes what followed the newest occurrence of the
+longest suffix of 8 to 2 tokens; "lookup" does so with 3 to 1 tokens and the oldest occurrence.
 """
 
 import argparse
@@ -24,7 +25,7 @@ LONG = 32768
 
 
 class Ngrams:
-    """Proposals by n-grams in dictionaries, for comparison."""
+    """A matcher with dictionaries of n-grams, for comparison."""
 
     def __init__(self, longest: int, shortest: int, newest: bool):
         self.sizes, self.newest = range(longest, shortest - 1, -1), newest
@@ -33,7 +34,7 @@ class Ngrams:
 
     def follow(self, tokens: list[int], limit: int) -> list[int]:
         for token in tokens:
-            for n in self.sizes:  # what ends before the newest token has been followed by something
+            for n in self.sizes:  # n-grams that end before the new token have a token that follows them
                 if len(self.text) >= n:
                     gram = tuple(self.text[-n:])
                     if self.newest or gram not in self.ends:
@@ -45,7 +46,7 @@ class Ngrams:
 
 
 class Automaton:
-    """The proposer of the runtime, asked as the lanes ask it."""
+    """The proposer of the runtime, called as the lanes call it."""
 
     def __init__(self, tokens: list[int], known: int):
         from ssd import SamplingParams
@@ -63,7 +64,7 @@ class Automaton:
 
 
 def replay(prompt: list[int], answer: list[int], matcher, k: int) -> tuple[int, int, int]:
-    """(rounds, tokens proposed, tokens accepted) of an answer; its first token comes with the prompt's pass."""
+    """(rounds, tokens proposed, tokens accepted) for an answer, whose first token the prompt's pass emits."""
     rounds = proposed = accepted = 0
     at, new = 1, prompt + answer[:1]
     while at < len(answer):
@@ -97,7 +98,7 @@ def acceptance(workload: str, prompts: list[list[int]], answers: list[list[int]]
 
 
 def times(name: str, tokens: np.ndarray, new: int, k: int, rounds: int = 400) -> dict:
-    """Of proposals at the end of a text, `new` tokens after each other."""
+    """The row of `times` for proposals at the end of a text, each after `new` more tokens."""
     matcher = Automaton(tokens, len(tokens) - rounds * new)
     matcher.follow([], k)
     seconds, tail = [], tokens[len(tokens) - rounds * new :].reshape(rounds, new).tolist()
@@ -115,11 +116,11 @@ def long_texts(ids: list[int]) -> dict[str, np.ndarray]:
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", help="folder or id of the model; the default target otherwise")
-    parser.add_argument("--dtype", default="int8")
-    parser.add_argument("--data", nargs="+", metavar="FILE.jsonl", help="files of prompts; two of long ones otherwise")
-    parser.add_argument("--limit", type=whole(1), help="prompts of each file")
-    parser.add_argument("--max-tokens", type=whole(1), default=256)
+    parser.add_argument("--target", help="folder or id of the model (the default target)")
+    parser.add_argument("--dtype", default="int8", help="precision of the target (%(default)s)")
+    parser.add_argument("--data", nargs="+", metavar="FILE.jsonl", help="files of prompts (bench/prompts/long)")
+    parser.add_argument("--limit", type=whole(1), help="prompts of each file (all)")
+    parser.add_argument("--max-tokens", type=whole(1), default=256, help="tokens of each answer (%(default)s)")
     parser.add_argument("-k", default="4,7,15", help="tokens of a proposal (%(default)s)")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args(argv)

@@ -1,9 +1,9 @@
-"""How near weights of fewer bits come to fp32: `python -m bench.precision --data F.jsonl --json F`.
+"""How close weights of fewer bits come to fp32: `python -m bench.precision --data F.jsonl --json F`.
 
-fp32 answers every prompt greedily; then each precision answers too, and reads prompt and fp32's answer in one pass.
-`rows`: precision, workload, prompts, tokens (of fp32's answers), agreement (share of these that are its likeliest as
-well), same_text (share of prompts that it answers alike to the end), perplexity (of the prompts' tokens, chat template
-included), perplexity_change (against fp32, 0.01 is a hundredth more).
+fp32 answers every prompt greedily. Then each precision answers too, and reads prompt and fp32's answer in one pass.
+`rows`: precision, workload, prompts, tokens (of fp32's answers), agreement (share of these tokens that are also the
+precision's most probable), same_text (share of prompts with equal answers), perplexity (of the prompts' tokens, chat
+template included), perplexity_change (against fp32; 0.01 is one per cent more).
 """
 
 import argparse
@@ -20,7 +20,7 @@ from .workloads import workloads_of
 
 
 def read(model, ids: list[int], start: int) -> tuple[int, float]:
-    """Of ids: how many from `start` on are the likeliest where they stand, and -log probability of those before."""
+    """(how many of the ids from `start` on are the most probable ones, -log probability of those before)."""
     kv = model.new_kv_cache(-(-len(ids) // 16))
     logits, wanted = model.forward(Batch.chain(ids), kv)[:-1], torch.tensor(ids[1:])
     own = (logits.argmax(-1) == wanted)[start - 1 :]
@@ -30,11 +30,11 @@ def read(model, ids: list[int], start: int) -> tuple[int, float]:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", help="folder or id of the model; the default target otherwise")
-    parser.add_argument("--precisions", default="bf16,int8,q4")
-    parser.add_argument("--data", nargs="+", metavar="FILE.jsonl", help="files of prompts; three of our own otherwise")
+    parser.add_argument("--target", help="folder or id of the model (the default target)")
+    parser.add_argument("--precisions", default="bf16,int8,q4", help="precisions beside fp32 (%(default)s)")
+    parser.add_argument("--data", nargs="+", metavar="FILE.jsonl", help="files of prompts (those in bench/prompts)")
     parser.add_argument("--limit", type=whole(1), default=10, help="prompts of each file (%(default)s)")
-    parser.add_argument("--max-tokens", type=whole(1), default=64, help="of an answer (%(default)s)")
+    parser.add_argument("--max-tokens", type=whole(1), default=64, help="tokens of each answer (%(default)s)")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args(argv)
     texts = workloads_of(parser, args)

@@ -1,4 +1,4 @@
-"""Results as JSON with the machine beside them, and as a table for people."""
+"""Results as a JSON file that names the machine, and as a table to read."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ __all__ = ["table", "write"]
 
 
 def write(path: str | None, rows: list[dict], **more) -> None:
-    """Writes {"machine", "command", "rows", ...} to `path`; nothing when path is None."""
+    """Writes {"machine", "command", "rows", ...} to `path`, or nothing if path is None."""
     if path:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         command = "python -m " + " ".join([f"bench.{Path(sys.argv[0]).stem}", *sys.argv[1:]])

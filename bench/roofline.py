@@ -1,7 +1,8 @@
 """Read bandwidth and multiply-add peak of given cores: `python -m bench.roofline --cores 1,2 --json F`.
 
-`rows`: cores, megabytes, gb_per_s, gflop_per_s. Bytes are read by the kernels' own thread pool, four streams a
-thread, from a buffer of the stated size; the largest is beyond all caches and is what other benchmarks divide by.
+`rows`: cores, megabytes, gb_per_s, gb_per_s_best, gflop_per_s. The kernels' own thread pool reads a buffer of the given
+size in four streams a thread. The largest buffer exceeds all caches; its bandwidth is the one that other benchmarks
+divide by.
 """
 
 import argparse
@@ -22,20 +23,21 @@ library.load()
 
 
 def bind(cores: list[int]) -> None:
-    """Threads of the kernels and of torch on these cores, in this process (whose OpenMP is bound by its variables)."""
+    """Binds the threads of the kernels and of torch in this process to these cores. OpenMP itself is bound by the
+    variables of `thread_environment`."""
     torch.set_num_threads(len(cores))
-    torch.empty(1 << 20).sum()  # torch's threads start before the caller keeps to one core
+    torch.empty(1 << 20).sum()  # torch's threads start before the caller is bound to one core
     torch.ops.ssd.bind_threads(cores)
 
 
 def buffer(size: int) -> torch.Tensor:
-    """At least `size` bytes of distinct pages, huge ones where the system grants them, as weights and caches have."""
+    """A tensor of at least `size` bytes on distinct pages; huge ones if the system grants them, as for weights."""
     words = (size + 63) // 64 * 8
     return torch.arange(words, out=memory.empty((words,), torch.int64))
 
 
 def cold_bytes() -> int:
-    """Bytes that no cache holds, with a margin."""
+    """A number of bytes that no cache holds, with a margin."""
     return max(256 << 20, 4 * last_level_cache())
 
 
@@ -65,10 +67,8 @@ class Probe:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--cores", type=listed(int), default=default_cores(), help="numbers of cores; one and all by default"
-    )
-    parser.add_argument("--seconds", type=float, default=3.0, help="time to spend on each number of cores")
+    parser.add_argument("--cores", type=listed(int), default=default_cores(), help="numbers of cores (one and all)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="time for each number of cores (%(default)s)")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
     rows = []

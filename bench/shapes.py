@@ -1,4 +1,4 @@
-"""The named shapes of benchmarks and kernel report: models, and sizes of calls of tree attention."""
+"""The named shapes of the benchmarks and the kernel report: models, and sizes of calls of tree attention."""
 
 import itertools
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Model:
 
     @property
     def layers(self) -> dict[str, tuple[int, int]]:
-        """(N, K) of the products of a decoder layer."""
+        """(N, K) of each product of a decoder layer, by name."""
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         return {
             "qkv": (q + 2 * kv, self.hidden),
@@ -30,7 +30,7 @@ class Model:
 
 
 def rank_of(name: str, shape: str, ranks: int = 1) -> Model:
-    """One of so many tensor-parallel ranks of a shape of ssd.simulate."""
+    """The Model of one of `ranks` tensor-parallel ranks of a shape in ssd.simulate."""
     s = SHAPES[shape]
     heads, kv_heads, inner = (n // ranks for n in (s.heads, s.kv_heads, s.intermediate))
     return Model(name, s.hidden, heads, kv_heads, s.head_dim, inner, s.layers, s.vocab)
@@ -51,7 +51,7 @@ PAGE = 16  # tokens of a page
 
 
 def models(names: str | None) -> list[Model]:
-    """The models of these names, separated by commas; all where there are none. Raises ValueError for another name."""
+    """The models of these names, which commas separate; all for None. Raises ValueError for an unknown name."""
     wanted = names.split(",") if names else list(MODELS)
     if unknown := [name for name in wanted if name not in MODELS]:
         raise ValueError(f"models: got {unknown[0]!r}, wanted some of {', '.join(MODELS)}")
@@ -60,28 +60,27 @@ def models(names: str | None) -> list[Model]:
 
 @dataclass(frozen=True)
 class Size:
-    """A batch of trees of `rows` nodes behind a prefix, or with `depth` of forests: that many nodes of each of `rows`
-    branches, the deepest of which are computed."""
+    """A call of tree attention: a batch of trees, or of forests, behind a prefix."""
 
     model: Model
     batch: int
-    rows: int
-    prefix: int
-    depth: int = 0
+    rows: int  # nodes of a tree, or branches of a forest, of which the deepest nodes are computed
+    prefix: int  # tokens before the tree
+    depth: int = 0  # nodes of each branch of a forest; 0 for a tree
 
     @property
     def length(self) -> int:
-        """Keys of a request."""
+        """Number of keys of a request."""
         return self.prefix + self.rows * max(1, self.depth)
 
     @property
     def words(self) -> int:
-        """Of a row's mask."""
+        """Number of words in the mask of a row."""
         return -(-(self.length - self.prefix) // 64)
 
     @property
     def kv_bytes(self) -> int:
-        """Of keys and values of 16 bits."""
+        """Bytes of keys and values of 16 bits."""
         return 4 * self.batch * self.length * self.model.kv_heads * self.model.head_dim
 
     def __str__(self) -> str:
@@ -90,8 +89,8 @@ class Size:
 
 
 def sizes(chosen: list[Model], full: bool) -> tuple[list[Size], list[Size]]:
-    """Sizes to measure and those that are left out unless `full`, the most telling first: all rows at batch 1 behind
-    4096 tokens; one row and eight also at all prefixes and at all batches; a forest of 24 branches."""
+    """(sizes to measure, sizes that are left out unless `full`), the most telling first: all rows at batch 1 behind
+    4096 tokens; one row and eight rows also at all prefixes and at all batches; a forest of 24 branches."""
     every = [Size(m, b, r, p) for b, r, p, m in itertools.product(BATCHES, ROWS, PREFIXES, chosen)]
     every += [Size(m, b, 24, p, 4) for b, p, m in itertools.product(BATCHES, PREFIXES, chosen)]
 
@@ -105,8 +104,8 @@ def sizes(chosen: list[Model], full: bool) -> tuple[list[Size], list[Size]]:
 
 
 def attention_cost(size: Size, itemsize: int, tree: bool = True) -> dict[str, int]:
-    """bytes: of K, V, queries, output and mask words; flops: of the two products, where a row may see every node of a
-    tree, or its branch of a forest."""
+    """The cost of a call. bytes: K, V, queries, output and mask words; flops: the two products, where a row sees every
+    node of a tree, or its branch of a forest."""
     rows = size.batch * size.rows
     queries = rows * size.model.heads * size.model.head_dim
     return {

@@ -12,7 +12,7 @@ NODES = 5
 
 
 class Rounds:
-    """B slots whose every round hits: the draft side publishes, the verify side matches and posts."""
+    """Rounds of B slots that always hit: the draft lane publishes, the verify lane matches and posts."""
 
     def __init__(self, batch: int, branches: int):
         self.cache = SpeculationCache(batch, branches, NODES, vocab=1 << 16, log=1 << 18)
@@ -22,7 +22,7 @@ class Rounds:
         nodes = torch.arange(branches) % (NODES + 1) - 1
         self.keys = key(nodes, torch.arange(branches)).repeat(batch, 1)
         self.tokens = torch.randint(1 << 16, (batch, branches, NODES))
-        n = int(nodes[-1]) + 1  # the outcome of the last branch: the search goes through all keys
+        n = int(nodes[-1]) + 1  # the outcome is that of the last branch, so the search compares all keys
         self.accepted = torch.full((batch,), n, dtype=torch.int32)
         self.path = torch.arange(NODES, dtype=torch.int8).repeat(batch, 1)
         self.emitted = torch.ones(batch, NODES + 1, dtype=torch.int64)
@@ -65,7 +65,7 @@ def _steps(batch: int, branches: int, rounds: int) -> list[dict]:
 
 
 def _handover(rounds: int) -> dict:
-    """A round trip between two threads: post, the other lane reads and publishes, ready."""
+    """The row of a round trip between two threads: one posts, the other reads and publishes, the first sees it."""
     r, right = Rounds(1, 24), True
 
     def draft():
@@ -94,7 +94,7 @@ def _row(op: str, shape: str, seconds: list[float], check: bool) -> dict:
 
 
 def bench_rows(rounds: int = 2000) -> list[dict]:
-    """Rows of op, backend, shape, microseconds (median), check; calls from Python, every round a hit."""
+    """Rows with op, backend, shape, microseconds (median) and check. Calls come from Python; every round hits."""
     return [*_steps(1, 24, rounds), *_steps(8, 24, rounds), _handover(rounds)]
 
 

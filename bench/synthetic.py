@@ -1,11 +1,12 @@
-"""Decoding of random weights with a synthetic acceptance rate: `python -m bench.synthetic --target Llama-8B --json F`.
+"""Decoding with random weights and a synthetic acceptance: `python -m bench.synthetic --target Llama-8B --json F`.
 
-What a device does in one round is real: the forward passes of target and draft, sampling, verification, on a cache of
-the stated length. How many drafted tokens are accepted and whether the outcome was predicted is drawn, since random
-weights agree about nothing; so tokens per second are those of a pair of models with that acceptance, and no text is
-made. `rows`: mode (ar: one row a pass; sd: the draft's k steps, then a verification of k + 1 rows; ssd: the same
-verification beside the draft's k steps over all branches, the lanes on two streams or threads, and k steps more after
-a miss), graphs, tokens, rounds, hits, tokens_per_second, round_ms, speedup (over ar in the same run).
+The work of a round is real: the forward passes of target and draft, sampling, and verification, on a cache of the given
+length. The number of accepted tokens, and whether the outcome was predicted, are drawn at random, since random weights
+never agree. So tokens per second are those of a pair of models with that acceptance, and no text is made.
+`rows`: mode, graphs, tokens, rounds, hits, tokens_per_second, round_ms, speedup (over ar in the same run).
+Modes: ar has one row a pass; sd has k steps of the draft, then a verification of k + 1 rows; ssd has the same
+verification beside k steps of the draft over all branches, with the lanes on two streams or threads, and k more steps
+after a miss.
 """
 
 import argparse
@@ -34,11 +35,11 @@ from .shapes import MODELS, PAGE, Model
 TINY = {m.name: m for m in (Model("tiny", 64, 4, 2, 64, 96, 2, 256), Model("tiny draft", 32, 1, 1, 64, 48, 1, 256))}
 SHAPES = MODELS | TINY
 
-SETTINGS = (torch.float32, torch.int32, torch.float32, torch.float32, torch.int64)  # temperature to seeds
+SETTINGS = (torch.float32, torch.int32, torch.float32, torch.float32, torch.int64)  # dtypes of temperature to seeds
 
 
 def random_llama(m: Model, device: str, positions: int) -> Llama:
-    """A Llama of this shape in bfloat16; nothing is read and nothing is downloaded."""
+    """A Llama of this shape with random weights in bfloat16; no file is read or downloaded."""
     config = LlamaConfig(
         m.vocab, m.hidden, m.inner, m.depth, m.heads, m.kv_heads, m.head_dim, positions, 1e-5, Rope(), False, False,
         False, None, (),
@@ -67,8 +68,8 @@ def random_llama(m: Model, device: str, positions: int) -> Llama:
 
 
 class Pass:
-    """A forward pass of fixed shape over one sequence, its prefix length and tokens set in place; as a CUDA graph
-    where asked for."""
+    """A forward pass of fixed shape over one sequence, whose prefix length and tokens are set in place; optionally a
+    CUDA graph."""
 
     def __init__(self, model: Llama, kv: KVCache, offsets, depths, mask=None, graphs: bool = False):
         device, rows = model.cos.device, len(offsets)
@@ -86,7 +87,7 @@ class Pass:
         )
         if graphs:
             stream = torch.cuda.Stream()
-            with torch.cuda.stream(stream):  # compiles what has to be compiled
+            with torch.cuda.stream(stream):  # compiles the kernels
                 for _ in range(2):
                     model.forward(self.batch, kv)
             torch.cuda.synchronize()
@@ -95,7 +96,7 @@ class Pass:
                 self.logits = model.forward(self.batch, kv)
 
     def __call__(self, prefix: int, ids: torch.Tensor | None = None) -> torch.Tensor:
-        """Logits of the rows behind a prefix."""
+        """The logits of the rows behind a prefix."""
         self.batch.prefix_lens.fill_(prefix)
         self.batch.slots.copy_(self.offsets + prefix)
         self.batch.positions.copy_(self.depths + prefix)
@@ -108,7 +109,7 @@ class Pass:
 
 
 def settings(rows: int, device) -> list[torch.Tensor]:
-    """temperature 1, no filters, seeds: what kernels.sample wants of each row."""
+    """The arguments of kernels.sample for each row: temperature 1, no filters, seeds."""
     temperature, top_k, top_p, min_p, seeds = (torch.zeros(rows, dtype=t, device=device) for t in SETTINGS)
     return [temperature.fill_(1), top_k, top_p.fill_(1), min_p, seeds]
 
@@ -166,7 +167,7 @@ class Decoder:
             torch.arange(-1, k - 1, dtype=torch.int8, device=device)[None],
         )
         self.streams = [torch.cuda.Stream() for _ in range(2)] if device != "cpu" else [None, None]
-        self.lane = ThreadPoolExecutor(1)  # the draft's
+        self.lane = ThreadPoolExecutor(1)  # thread of the draft
 
     def on(self, stream):
         return torch.cuda.stream(stream) if stream else nullcontext()
@@ -185,7 +186,7 @@ class Decoder:
         done = kernels.verify_coupled(
             logits, offsets, drafted[None].int(), parents, *self.settings, self.position(prefix)
         )
-        done.accepted.tolist()  # the host learns of the outcome
+        done.accepted.tolist()  # waits until the host knows the outcome
 
     def ar(self, acceptance: float, hit_rate: float, tokens: int) -> tuple[int, int, int]:
         for i in range(tokens):
@@ -250,17 +251,21 @@ class Decoder:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", choices=SHAPES, default="Llama-8B")
-    parser.add_argument("--draft", choices=SHAPES, default="Llama-1B")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--modes", default="ar,sd,ssd")
-    parser.add_argument("--prefix", type=int, default=1024)
-    parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("-k", type=int, default=4)
-    parser.add_argument("--branches", type=int, default=16)
-    parser.add_argument("--acceptance", type=float, default=0.75, help="chance that a drafted token is accepted")
-    parser.add_argument("--hit-rate", type=float, default=0.8, help="chance that the outcome was predicted")
-    parser.add_argument("--graphs", action="store_true", help="forward passes as CUDA graphs")
+    parser.add_argument("--target", choices=SHAPES, default="Llama-8B", help="shape of the target (%(default)s)")
+    parser.add_argument("--draft", choices=SHAPES, default="Llama-1B", help="shape of the draft (%(default)s)")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="device (%(default)s)")
+    parser.add_argument("--modes", default="ar,sd,ssd", help="modes (%(default)s)")
+    parser.add_argument("--prefix", type=int, default=1024, help="tokens in the cache at first (%(default)s)")
+    parser.add_argument("--tokens", type=int, default=256, help="tokens to decode (%(default)s)")
+    parser.add_argument("-k", type=int, default=4, help="tokens of a speculation (%(default)s)")
+    parser.add_argument("--branches", type=int, default=16, help="outcomes that ssd prepares for (%(default)s)")
+    parser.add_argument(
+        "--acceptance", type=float, default=0.75, help="chance that a drafted token is accepted (%(default)s)"
+    )
+    parser.add_argument(
+        "--hit-rate", type=float, default=0.8, help="chance that the outcome was predicted (%(default)s)"
+    )
+    parser.add_argument("--graphs", action="store_true", help="run forward passes as CUDA graphs")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
     decoder = Decoder(
@@ -275,7 +280,7 @@ def main() -> None:
                     | decoder.row(mode, args.acceptance, args.hit_rate))  # fmt: skip
         base = rows[0]["tokens_per_second"] if rows[0]["mode"] == "ar" else None
         rows[-1]["speedup"] = base and rows[-1]["tokens_per_second"] / base
-        results.write(args.json, rows)  # what is there stays if a later mode fails
+        results.write(args.json, rows)  # rows are kept even if a later mode fails
     columns = "mode device graphs k branches acceptance hit_rate tokens rounds hits tokens_per_second round_ms speedup"
     print(results.table(rows, columns.split()))
 

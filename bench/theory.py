@@ -1,12 +1,13 @@
 """SSD against SD and against its own theorem: `python -m bench.theory --data F.jsonl --json F`.
 
-On one core for the target and one for the draft: plain decoding (ar), speculation that takes turns on the target's
-core (sd, length and shape adapted), and both lanes side by side (ssd), prompt by prompt in turn; and ar, sd and auto
-with both cores (ar2, sd2, auto2). `rows`: workload, temperature, tokens_per_second of each (medians over prompts),
-ssd_over_sd, and of ssd: hit_rate p, hit_length and miss_length (E, tokens of a round after a hit and after a miss),
-verify_ms, draft_time T_p (a round of the draft) and fallback_time T_b (wait after a miss), both in verifications,
-predicted (arXiv 2603.03251, theorem 7: [p E_hit + (1-p) E_miss] / [p max(1, T_p) + (1-p)(1 + T_b)] tokens a
-verification), error (measured by predicted, less 1), wait_share (time that the verify lane waits), overhead_fraction,
+Modes, which take turns prompt by prompt: with one core for the target and one for the draft, plain decoding (ar),
+speculation on the target's core (sd, with adaptive length and shape), and both lanes side by side (ssd); with both
+cores for everything, ar2, sd2 and auto2.
+`rows`: workload, temperature, tokens_per_second of each mode (medians over prompts), ssd_over_sd, and for ssd:
+hit_rate p; hit_length and miss_length (E, tokens of a round after a hit and after a miss); verify_ms; draft_time T_p (a
+round of the draft) and fallback_time T_b (the wait after a miss), both in verifications; predicted (arXiv 2603.03251,
+theorem 7: [p E_hit + (1-p) E_miss] / [p max(1, T_p) + (1-p)(1 + T_b)] tokens a verification, here as tokens a second);
+error (measured by predicted, less 1); wait_share (share of the time that the verify lane waits); overhead_fraction;
 recovery_ms (of a local retry).
 """
 
@@ -29,7 +30,7 @@ MODES = {"ar": (1, "ar"), "sd": (1, "sd"), "ssd": (2, "ssd"), "ar2": (2, "ar"), 
 
 
 class Runner:
-    """One mode on some cores; with a draft lane the last one is the draft's."""
+    """One mode on some cores, of which a draft lane has the last one."""
 
     def __init__(self, cores, mode, target=None, draft=None, dtype="bf16", **options):
         from ssd import LLM
@@ -44,7 +45,7 @@ class Runner:
         self.llm = LLM(target, dtype, mode=mode, draft=draft, max_batch=1, max_model_len=2048, **options)
 
     def forget(self) -> None:
-        """Statistics begin anew."""
+        """Resets all statistics."""
         from ssd.runtime.engine.metrics import Metrics
         from ssd.runtime.lanes.lane_counts import LaneCounts
 
@@ -54,7 +55,7 @@ class Runner:
             lanes.lane.seconds, lanes.lane.rounds = 0.0, 0
 
     def generate(self, ids, temperature, seed, max_tokens) -> float:
-        """Tokens a second of decoding."""
+        """Decodes an answer and returns its tokens a second."""
         from ssd import SamplingParams
 
         m = self.llm.metrics
@@ -67,7 +68,7 @@ class Runner:
 
 
 def of_ssd(stats: dict, speed: float) -> dict:
-    """What the row tells of ssd, from the statistics of a run with that many tokens a second over all."""
+    """The part of a row about ssd. stats: of a run; speed: its tokens a second over all prompts."""
     lengths, p = stats["accepted_length_by_origin"], stats["hit_rate"]
     rounds = stats["rounds_by_origin"]
     missed = [(rounds[name], lengths[name]) for name in ("fallback", "none") if name in lengths]
@@ -88,15 +89,15 @@ def of_ssd(stats: dict, speed: float) -> dict:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", help="folder or id of the model; the default target otherwise")
-    parser.add_argument("--draft", help="folder or id; the target's own otherwise")
-    parser.add_argument("--dtype", default="bf16")
-    parser.add_argument("--modes", default=",".join(MODES), help="a 2 behind a mode: both cores are the target's")
-    parser.add_argument("--data", nargs="+", metavar="FILE.jsonl", help="files of prompts; three of our own otherwise")
+    parser.add_argument("--target", help="folder or id of the model (the default target)")
+    parser.add_argument("--draft", help="folder or id of the draft (the target's own)")
+    parser.add_argument("--dtype", default="bf16", help="precision of the target (%(default)s)")
+    parser.add_argument("--modes", default=",".join(MODES), help="modes; those with a 2 have both cores (%(default)s)")
+    parser.add_argument("--data", nargs="+", metavar="FILE.jsonl", help="files of prompts (those in bench/prompts)")
     parser.add_argument("--limit", type=whole(1), default=4, help="prompts of each file (%(default)s)")
-    parser.add_argument("--max-tokens", type=whole(1), default=96)
-    parser.add_argument("--branches", type=int, help="outcomes that ssd prepares for (its default)")
-    parser.add_argument("--temperatures", type=listed(float), default="0")
+    parser.add_argument("--max-tokens", type=whole(1), default=96, help="tokens of each answer (%(default)s)")
+    parser.add_argument("--branches", type=int, help="outcomes that ssd prepares for (the engine's default)")
+    parser.add_argument("--temperatures", type=listed(float), default="0", help="temperatures (%(default)s)")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args(argv)
     check_names(parser, "--modes", args.modes.split(","), MODES)

@@ -1,4 +1,4 @@
-"""Times of several candidates taken in turn, so that a disturbance of the machine meets all of them alike."""
+"""Times of several candidates that run in turn, so that a disturbance of the machine affects all of them alike."""
 
 import statistics
 import time
@@ -17,14 +17,13 @@ def interleave(
     sync: Callable[[], object] | None = None,
     prepare: dict[str, Callable[[int], object]] | None = None,
 ) -> dict[str, list[float]]:
-    """Calls every candidate once a round, with the number of the round, until both limits are passed.
+    """The seconds of each counted round, by name. Every candidate runs once a round, until both limits are passed.
 
-    candidates: name to a function of the round's number (to choose inputs that no cache holds).
-    seconds: time to spend on all candidates together; least: rounds at the least; warm_up: rounds not counted.
-    rest: seconds of sleep before each call, for thread pools that spin on after their work.
-    prepare: what to call before each call of that name, not timed.
-    sync: called before and after each call, for a device that works asynchronously.
-    Returns for each name the seconds of each counted round.
+    candidates: by name, functions of the number of the round, by which they choose inputs that no cache holds.
+    seconds: time for all candidates together; least: fewest rounds; warm_up: rounds that are not counted.
+    rest: seconds of sleep before each call, for thread pools that keep spinning after their work.
+    sync: function that is called before and after each call, for a device that works asynchronously.
+    prepare: by name, functions that are called before each call of a candidate and not timed.
     """
     times: dict[str, list[float]] = {name: [] for name in candidates}
     begin = time.perf_counter()
@@ -47,10 +46,10 @@ def interleave(
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    """Median, least and greatest of the values."""
+    """The median, the least and the greatest of the values."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
 def ratio(times: dict[str, list[float]], name: str, base: str) -> float:
-    """How many times as long `base` takes as `name`: the median over rounds of the quotient within a round."""
+    """How many times as long `base` takes as `name`: the median of the ratios within each round."""
     return statistics.median(b / a for a, b in zip(times[name], times[base], strict=True))

@@ -1,8 +1,8 @@
 """A process of its own for each system under test, driven over pipes.
 
-Thread pools of different systems never share a process, each process keeps to its cores, and only the one
-that was asked works: the others block on a read. One request a line, {"call", "args"}; one answer a line,
-{"value"} or {"error"}. What the systems print goes to stderr.
+Thread pools of different systems never share a process. Each process keeps to its cores, and only the one that was
+called works, while the others block on a read. A request is a line {"call", "args"}; an answer is a line {"value"} or
+{"error"}. The output of the systems goes to stderr.
 """
 
 import importlib
@@ -19,10 +19,10 @@ class WorkerError(RuntimeError):
 
 
 class Worker:
-    """An object made in a new process on the given cores; `call` runs its methods there.
+    """An object in a new process on the given cores; `call` runs its methods there.
 
-    factory: "module:name" of a class or function; args: what it is called with, as JSON can say it, after the
-    list of cores. Raises WorkerError when the object cannot be made, with its reason.
+    factory: "module:name" of a class or function, which is called with the list of cores and then args. args and
+    results have to be JSON. Raises WorkerError with the reason if the object cannot be made.
     """
 
     def __init__(self, factory: str, cores: list[int], args: dict):
@@ -42,7 +42,7 @@ class Worker:
             self.process.stdin.write(json.dumps({"call": method, "args": args}) + "\n")
             self.process.stdin.flush()
         except BrokenPipeError:
-            raise WorkerError(f"the worker ended with code {self.process.wait()} before it was asked") from None
+            raise WorkerError(f"the worker ended with code {self.process.wait()} before the call") from None
         return self._answer()
 
     def _answer(self):
@@ -55,7 +55,7 @@ class Worker:
         return answer["value"]
 
     def close(self) -> None:
-        """Ends the process: it leaves when its input ends."""
+        """Ends the process, which exits when its input ends."""
         self.process.stdin.close()
         self.process.wait()
         self.process.stdout.close()
@@ -70,12 +70,12 @@ class Worker:
 def serve(factory: str, cores: list[int], args: dict) -> None:
     os.sched_setaffinity(0, cores)
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a library prints must not mix with the answers
+    os.dup2(2, 1)  # the output of a library must not mix with the answers
 
     def answer(make) -> bool:
         try:
             out = {"value": make()}
-        except Exception as e:  # reported to the other side, which raises it
+        except Exception as e:  # the other side raises it
             out = {"error": f"{type(e).__name__}: {e}"}
         answers.write(json.dumps(out) + "\n")
         answers.flush()

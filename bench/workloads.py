@@ -8,12 +8,12 @@ PROMPTS = Path(__file__).parent / "prompts"
 
 
 def read_workloads(files: list[str], limit: int | None) -> dict[str, list[str]]:
-    """Workload (the file's stem) to its prompts. Raises ValueError that names the file and line."""
+    """The prompts of each file, by workload, which is the file's stem. Raises ValueError that names file and line."""
     workloads = {}
     for file in map(Path, files):
         lines = read_lines(file)[:limit]
         if wrong := [where for where, line in lines if not isinstance(line.get("prompt"), str)]:
-            raise ValueError(f"{wrong[0]}: wanted an object with a `prompt`, a text")
+            raise ValueError(f"{wrong[0]}: has no `prompt` that is a text")
         if not lines:
             raise ValueError(f"{file}: holds no prompt")
         workloads[file.stem] = [line["prompt"] for _, line in lines]
@@ -21,7 +21,8 @@ def read_workloads(files: list[str], limit: int | None) -> dict[str, list[str]]:
 
 
 def workloads_of(parser, args, folder: Path = PROMPTS) -> dict[str, list[str]]:
-    """Those of --data and --limit, else of a folder; files that cannot be read are the parser's error."""
+    """The workloads that --data and --limit name, or those in a folder. Files that cannot be read are an error of the
+    parser."""
     try:
         return read_workloads(args.data or sorted(map(str, folder.glob("*.jsonl"))), args.limit)
     except (OSError, ValueError) as e:

@@ -1,9 +1,9 @@
 """Verifies a token tree on an unmodified Llama of Hugging Face transformers: `python -m examples.transformers_tree`.
 
-tree_attention becomes an attention implementation of transformers (AttentionInterface). It reads the model's own
-cache in place: a contiguous cache is a paged one with a single page a sequence. With `tree=` (mask words of
-tree_attention) the rows of a forward pass are the nodes of a tree below the newest token; without, a chain.
-Needs: pip install transformers. An argument names the folder of a Llama; the default is a tiny random one.
+tree_attention becomes an attention implementation of transformers (AttentionInterface). It reads the model's own cache
+in place, since a contiguous cache is a paged one with a single page for each sequence. With `tree=` (mask words of
+tree_attention), the rows of a forward pass are the nodes of a tree below the newest token; without it, they form a
+chain. The example needs `pip install transformers`. Its argument is the folder of a Llama (a tiny random one).
 """
 
 import sys
@@ -18,9 +18,9 @@ NAME = "ssd_tree"
 
 
 def attention(module, query, key, value, attention_mask, scaling, tree=None, **_):
-    """query [B, Hq, T, D], key and value [B, Hkv, L + T, D], tree int64 [B * T, W] -> [B, T, Hq, D]."""
+    """Attention [B, T, Hq, D] of query [B, Hq, T, D] over key and value [B, Hkv, L + T, D]; tree: int64 [B * T, W]."""
     if attention_mask is not None:
-        raise ValueError("attention_mask: got one, wanted none: sequences of one call have one length, without padding")
+        raise ValueError("attention_mask: got one, wanted none; the sequences of a call need equal lengths, unpadded")
     (batch, _, rows, _), length = query.shape, key.shape[2]
     if length < 16:  # a page holds 16 tokens or more
         key, value = (F.pad(x, (0, 0, 0, 16 - length)) for x in (key, value))
@@ -44,7 +44,7 @@ def register() -> None:
 
 
 def mask_and_depths(parents: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of a tree of at most 64 nodes, parents before children, -1 the root's: mask [T, 1] and depths [T]."""
+    """(mask words [T, 1], depths [T]) of a tree of at most 64 nodes, each after its parent; the root's parent is -1."""
     words, depths = [], []
     for i, parent in enumerate(parents):
         words.append(1 << i | (words[parent] if parent >= 0 else 0))
@@ -55,10 +55,10 @@ def mask_and_depths(parents: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
 
 @torch.inference_mode()
 def verify(model, cache, tokens: list[int], parents: list[int]) -> tuple[list[int], torch.Tensor]:
-    """One forward pass over a tree: tokens[0] is the newest confirmed token, not yet in the cache, and the root.
+    """Verifies a tree in one forward pass. tokens[0], the root, is the newest confirmed token, not yet in the cache.
 
-    Returns the tokens that greedy decoding adds, the bonus token last, and the logits [T, V] of all nodes. The cache
-    keeps the root and the accepted path, in order.
+    Returns the tokens that greedy decoding adds, the bonus token last, and the logits [T, V] of all nodes. Afterwards
+    the cache has the root and the accepted path, in order.
     """
     start, (mask, depths) = cache.get_seq_length(), mask_and_depths(parents)
     logits = model(
@@ -79,7 +79,7 @@ def verify(model, cache, tokens: list[int], parents: list[int]) -> tuple[list[in
 
 
 def tiny_llama(**changes):
-    """A random Llama with its attention far from uniform; nothing is downloaded."""
+    """A random Llama whose attention is far from uniform; nothing is downloaded."""
     torch.manual_seed(0)
     sizes = dict(vocab_size=256, hidden_size=128, intermediate_size=256, num_hidden_layers=2, head_dim=64)
     heads = dict(num_attention_heads=4, num_key_value_heads=2, eos_token_id=None)
@@ -95,14 +95,14 @@ def main() -> None:
     try:
         model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1]) if sys.argv[1:] else tiny_llama()
     except (OSError, ValueError) as e:
-        sys.exit(f"{sys.argv[1]}: wanted the folder of a Llama: {e}")
+        sys.exit(f"{sys.argv[1]}: is not the folder of a Llama: {e}")
     prompt = torch.arange(1, 24)[None]
     want = model.generate(prompt, max_new_tokens=8, do_sample=False)[0, prompt.shape[1] :].tolist()  # its own attention
     model.set_attn_implementation(NAME)
     cache = transformers.DynamicCache()
     with torch.inference_mode():
         root = int(model(prompt, past_key_values=cache).logits[0, -1].argmax())
-    # a draft that knows the next three tokens among others: below the root, a right and a wrong child at every depth
+    # the draft knows the next three tokens: at every depth below the root, it has a right and a wrong child
     tokens, parents = [root], [-1, 0, 0, 2, 2, 4, 4]
     for right in want[1:4]:
         tokens += [right - 1 if right else 1, right]

@@ -1,7 +1,7 @@
-"""What bench.kernels measures: one module an operator, with `cases(device, chosen)` that makes its cases one at a time.
+"""What bench.kernels measures: one module for each operator, whose `cases(device, chosen)` makes its cases in turn.
 
-A case holds its inputs, so each is dropped before the next is made. Inputs are made as often as it takes for no cache
-to hold them, and `run(turn)` and the baselines choose among them by the number of the turn.
+A case holds its inputs, so each is dropped before the next is made. There are enough copies of the inputs that no cache
+holds them all; `run(turn)` and the baselines choose among them by the number of the turn.
 """
 
 from collections.abc import Callable
@@ -16,16 +16,16 @@ class Case:
     op: str
     shape: str
     run: Callable[[int], object]
-    bytes: int  # read and written at the least, counted from the shapes
+    bytes: int  # fewest bytes that have to be read and written, counted from the shapes
     flops: int
-    check: Callable[[], bool]  # run against the reference, by the operator's own rule
+    check: Callable[[], bool]  # compares run with the reference, by the operator's own rule
     baselines: dict[str, Callable[[int], object]] = field(default_factory=dict)
-    prepare: Callable[[int], object] | None = None  # before each run, not timed
+    prepare: Callable[[int], object] | None = None  # called before each run, not timed
     backend: str = "cpu"
-    agreement: float | None = None  # error of a baseline relative to run at most; None where both draw at random
+    agreement: float | None = None  # largest relative error of a baseline against run; None if both draw at random
 
     def usable(self) -> tuple[dict[str, Callable[[int], object]], dict[str, str]]:
-        """The baselines that run here and compute the same, and why others do not."""
+        """(baselines that run here and agree with `run`, reasons why the others do not, by name)."""
         usable, refused = {}, {}
         ours = self.run(0) if self.agreement is not None else None
         for name, call in self.baselines.items():
@@ -35,13 +35,13 @@ class Case:
                     usable[name] = call
                 else:
                     refused[name] = "its result is another"
-            except Exception as e:  # of whatever kind a foreign package has
+            except Exception as e:  # a foreign package may raise anything
                 refused[name] = f"{type(e).__name__}: {e}"[:300]
         return usable, refused
 
 
 def copies(size: int) -> int:
-    """How many inputs of so many bytes make their use cold."""
+    """The number of copies of an input of `size` bytes that makes every use of it cold."""
     return ceil(cold_bytes() / size)
 
 
@@ -49,10 +49,10 @@ def relative_error(y, exact) -> float:
     return float((y.double() - exact).norm() / exact.norm())
 
 
-ROUNDING = 2.0**-23  # of float32, relative
+ROUNDING = 2.0**-23  # relative error of a rounding of float32
 
 
 def twice_torch(ours, torchs, exact) -> bool:
-    """Error at most twice that of torch's own computation in the same dtype, or of a rounding of float32, which torch
-    is spared by chance where one factor decides; false for NaN. exact: float64."""
+    """Whether our error is at most twice that of torch's own computation in the same dtype, or twice a rounding of
+    float32, since torch may be exact by chance; false for NaN. exact: the result in float64."""
     return relative_error(ours, exact) <= 2 * max(relative_error(torchs, exact), ROUNDING)

@@ -1,6 +1,6 @@
-"""Tree attention on a paged cache: chains of one (decoding), trees, and the forest of a draft.
+"""Tree attention on a paged cache: chains of one row (decoding), trees, and the forest of a draft.
 
-Rows of a tree have their parent among the four nodes before them. Baselines are in attention_peers.
+The parent of a node is among the four nodes before it. Baselines are in attention_peers.
 """
 
 from collections.abc import Iterator
@@ -21,12 +21,12 @@ COLD = 512 << 20  # bytes that no cache of a GPU holds
 
 
 def signed(words: list[list[int]]) -> torch.Tensor:
-    """int64 with the bits of unsigned words."""
+    """An int64 tensor with the bits of unsigned words."""
     return torch.tensor([[w - (1 << 64) if w >> 63 else w for w in row] for row in words])
 
 
 def tree_mask(rows: int) -> torch.Tensor:
-    """Words [rows, 1] of a random tree: a node sees its ancestors and itself."""
+    """Mask words [rows, 1] of a random tree, where a node sees its ancestors and itself."""
     words = [1]
     for i in range(1, rows):
         words.append(words[int(torch.randint(max(0, i - 4), i, ()))] | 1 << i)
@@ -34,17 +34,18 @@ def tree_mask(rows: int) -> torch.Tensor:
 
 
 def forest_mask(branches: int, depth: int) -> torch.Tensor:
-    """Words [branches, W] of the deepest nodes: branch m has slots m, m + branches, m + 2 branches, ..."""
+    """Mask words [branches, W] of the deepest nodes of a forest; branch m has slots m, m + branches, m + 2 branches and
+    so on."""
     bits = [sum(1 << m + step * branches for step in range(depth)) for m in range(branches)]
     width = -(-branches * depth // 64)
     return signed([[b >> 64 * w & (1 << 64) - 1 for w in range(width)] for b in bits])
 
 
 class Inputs:
-    """Arguments of tree attention, page tables [copies, B, pages] of as many turns, and what its peers want."""
+    """The arguments of tree attention, with page tables [copies, B, pages] that take turns, and those of its peers."""
 
     def __init__(self, size: Size, k: torch.Tensor, v: torch.Tensor, cold: int, room: torch.Tensor | None = None):
-        """room: memory for `dense`, in which the inputs made before may have theirs."""
+        """cold: bytes that no cache holds; room: memory for `dense`, which overwrites that of earlier inputs."""
         self.size, self.k, self.v, self.room, self.device = size, k, v, room, k.device
         m, batch, pages = size.model, size.batch, -(-size.length // PAGE)
         copies = max(1, min(-(-cold // size.kv_bytes), len(k) // (batch * pages)))
@@ -63,7 +64,7 @@ class Inputs:
 
     @cached_property
     def dense(self) -> list[list[torch.Tensor]]:
-        """K and V [B, Hkv, length, D] of each turn, contiguous, which no peer has to gather."""
+        """Contiguous K and V [B, Hkv, length, D] of each turn, so that no peer has to gather them."""
         made, room = [], self.room
         for table in self.tables.long():
             pair = [c[table].flatten(1, 2)[:, : self.size.length].transpose(1, 2) for c in (self.k, self.v)]
@@ -77,7 +78,7 @@ class Inputs:
         return made
 
     def exact(self) -> torch.Tensor:
-        """float64 [T, Hq, D] of the first request."""
+        """The result of the first request, float64 [T, Hq, D]."""
         m, (keys, values) = self.size.model, (x[0].double() for x in self.dense[0])
         q = self.q[: self.size.rows].double().unflatten(1, (m.kv_heads, -1)).permute(1, 2, 0, 3)  # [Hkv, G, T, D]
         scores = (q @ keys.mT.unsqueeze(1) * self.scale).masked_fill_(~self.seen, -torch.inf)
@@ -85,7 +86,7 @@ class Inputs:
 
 
 def case(x: Inputs, backend: str, compiled: bool = False) -> Case:
-    """compiled: flex_attention too, which is compiled for every shape, for some seconds."""
+    """The case of one size. compiled: whether flex_attention is a baseline, which takes seconds to compile a shape."""
     size, m, rows = x.size, x.size.model, x.size.rows
     form = cuda_tree_attention if backend == "cuda" else tree_attention
     by_torch = sdpa(x)
@@ -112,7 +113,7 @@ def case(x: Inputs, backend: str, compiled: bool = False) -> Case:
 
 
 def kv_cache(m: Model, pages: int, device: str) -> list[torch.Tensor]:
-    """K and V [pages, PAGE, Hkv, D] of random values; on the CPU on huge pages, the values of 64 pages repeated."""
+    """Random K and V [pages, PAGE, Hkv, D]. On the CPU they are on huge pages and repeat the values of 64 pages."""
     shape = (PAGE, m.kv_heads, m.head_dim)
     if device != "cpu":
         return [torch.randn(pages, *shape, device=device, dtype=torch.bfloat16) for _ in range(2)]
@@ -121,7 +122,8 @@ def kv_cache(m: Model, pages: int, device: str) -> list[torch.Tensor]:
 
 
 def cases(device: str, chosen: list[Size]) -> Iterator[Case]:
-    """On the CPU model by model, each with one cache; on a GPU in the order given, the most telling first."""
+    """The cases of all chosen sizes: on the CPU model by model, each with one cache; on a GPU in the order given, since
+    time may run out."""
     if device != "cpu":
         for size in chosen:
             pages = size.batch * -(-size.length // PAGE)

@@ -1,7 +1,7 @@
-"""What others make of the same attention: torch SDPA with a mask, flex_attention, flash-attn, FlashInfer.
+"""The same attention by others: torch SDPA with a mask, flex_attention, flash-attn and FlashInfer.
 
-Each makes the call for a turn, whose result has the order of [B, T, Hq, D]. Those without pages are given contiguous
-K and V for nothing.
+Each function here makes the call for a turn, whose result is in the order of [B, T, Hq, D]. Peers without pages get
+contiguous K and V, and the copy is not timed.
 """
 
 from collections.abc import Callable
@@ -14,8 +14,9 @@ from ..shapes import PAGE
 
 
 def sdpa(x):
-    """The heads of a group as rows, several times as fast as enable_gqa, which repeats K and V; the mask as a bias
-    in rows of whole 32 bytes, as the kernels want it; one row sees all and needs none."""
+    """torch SDPA with the heads of a group as rows, which is several times as fast as enable_gqa, where K and V are
+    repeated. The mask is a bias with rows of whole 32 bytes, which torch's kernels need; a single row sees everything
+    and needs none."""
     size, kv_heads = x.size, x.size.model.kv_heads
     q = x.q.to(x.k.dtype).unflatten(0, (size.batch, size.rows)).unflatten(2, (kv_heads, -1))  # [B, T, Hkv, G, D]
     group, query = q.shape[3], q.permute(0, 2, 3, 1, 4).flatten(2, 3).contiguous()  # [B, Hkv, G T, D]
@@ -48,7 +49,7 @@ def flex(x):
 
 
 def flash_attn(x):
-    """flash_attn_with_kvcache has no trees; one row is a tree and a chain. Its pages have 256 tokens."""
+    """flash-attn on pages of 256 tokens. It has no trees, so it runs for one row only, which is a chain too."""
     from flash_attn import flash_attn_with_kvcache
 
     batch, length = x.size.batch, x.size.length
@@ -69,8 +70,8 @@ def flash_attn(x):
 
 
 def flash_infer(x):
-    """On the very pages of tree attention, with its custom mask; at one row its decoding on tensor cores. What it plans
-    on the host before a launch is not timed."""
+    """FlashInfer on the same pages as tree attention, with its custom mask; for one row, its decoding on tensor cores.
+    Its planning on the host before a launch is not timed."""
     import flashinfer
 
     size, m, q = x.size, x.size.model, x.q.to(x.k.dtype)
@@ -106,8 +107,8 @@ def installed(package: str) -> bool:
 
 
 def peers(x, by_torch: Callable, compiled: bool, packages: bool) -> dict[str, Callable]:
-    """Calls by name; flex_attention where asked for, the packages for GPUs that are installed. What they prepare is
-    prepared by their first call."""
+    """The calls of all peers by name, with flex_attention if `compiled`, and with the installed packages for GPUs if
+    `packages`. Their first call does their preparations."""
     makers = {"flex_attention, contiguous": flex} if compiled else {}
     if packages and x.size.rows == 1 and installed("flash_attn"):
         makers["flash-attn, pages of 256"] = flash_attn

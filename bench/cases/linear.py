@@ -1,4 +1,4 @@
-"""Packed linear layers on a GPU, against torch's in bfloat16; bench.linear measures those of the CPU."""
+"""Packed linear layers on a GPU against torch's in bfloat16; bench.linear measures those on the CPU."""
 
 import itertools
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ COLD = 512 << 20  # bytes that no cache of a GPU holds
 
 
 def cases(device: str, chosen: list[Size]) -> Iterator[Case]:
-    """Of the models of these sizes, one row and eight first, since time may run out."""
+    """Cases for the models of the chosen sizes; one row and eight rows come first, since time may run out."""
     models = dict.fromkeys(size.model for size in chosen) if device != "cpu" else ()
     rows = sorted(ROWS, key=lambda r: r not in (1, BASE["rows"]))
     for r, format, m in itertools.product(rows, ("bf16", "int8"), models):

@@ -1,4 +1,4 @@
-"""RMSNorm after a residual, against torch's own."""
+"""RMSNorm after a residual addition, against torch's."""
 
 import torch
 import torch.nn.functional as F

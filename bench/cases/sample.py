@@ -1,4 +1,4 @@
-"""Choosing tokens from logits, greedy and at temperature 1, against torch's argmax and multinomial."""
+"""The choice of tokens from logits, greedy and at temperature 1, against torch's argmax and multinomial."""
 
 import torch
 

@@ -1,5 +1,5 @@
-"""What a hit costs beside the model: the walk (greedy, over a vocabulary so small that sampling costs nothing), the
-match, the swap and the post, in one call after another from Python."""
+"""The cost of a hit beside the models: the walk (greedy, over a vocabulary so small that sampling costs nothing), the
+match, the swap and the post, each called from Python."""
 
 import torch
 
@@ -18,7 +18,7 @@ def cases(device: str, _):
 
 def case(branches: int) -> Case:
     rounds = Rounds(1, branches)
-    logits = torch.nn.functional.one_hot(rounds.emitted[0], VOCAB).float()  # rows that draw the tokens of the outcome
+    logits = torch.nn.functional.one_hot(rounds.emitted[0], VOCAB).float()  # their argmax is the outcome's tokens
     offsets = torch.tensor([0, NODES + 1], dtype=torch.int32)
     tokens, parents = rounds.emitted[:, :NODES].int(), torch.arange(-1, NODES - 1, dtype=torch.int8)[None]
     settings = (torch.zeros(1), torch.zeros(1, dtype=torch.int32), torch.ones(1), torch.zeros(1))

@@ -1,4 +1,4 @@
-"""Candidates of a draft (top_f) and verification of a chain of four, all accepted, against the same in torch."""
+"""A draft's candidates (top_f) and the verification of a chain of four tokens, all accepted, against torch."""
 
 import torch
 

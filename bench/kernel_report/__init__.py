@@ -1,1 +1,1 @@
-"""Compiles every GPU kernel and reads registers, spills and instructions from the binary; no GPU is needed."""
+"""The report on every GPU kernel: its registers, spills and instructions, read from the binary; it needs no GPU."""

@@ -1,12 +1,12 @@
 """What the compiler made of every GPU kernel, without a GPU: `python -m bench.kernel_report --json F`.
 
 `rows`: kernel, form (triton, cuda), arch, dtype, head_dim, shape, threads, registers, spill_bytes, stack_bytes,
-shared_bytes, occupancy (resident warps of those a multiprocessor holds), mma (instructions), wide_loads (loads of 128
-bits from global memory), narrow_copies (from there to shared memory, of fewer), bytes, flops, roofline_us {A100, H100,
-H200}: the longer of bytes by bandwidth and flops by peak. A form is a module with rows(archs, quick) that yields these
-columns up to flops; one whose tools are missing is named. Ends with an error when a kernel of 16-bit weights or caches
-at head_dim up to 128 breaks a rule: no spills; in attention and linear, tensor-core instructions, and keys, values and
-weights in loads of 128 bits.
+shared_bytes, occupancy (share of a multiprocessor's warps that are resident), mma (tensor-core instructions),
+wide_loads (loads of 128 bits from global memory), narrow_copies (copies of fewer bits from global to shared memory),
+bytes, flops, roofline_us {A100, H100, H200} (the longer of bytes by bandwidth and flops by peak).
+A form is a module whose rows(archs, quick) yields these columns up to flops; a form whose tools are missing is named.
+The report ends with an error if a kernel of 16-bit weights or caches at head_dim up to 128 breaks a rule: it has no
+spills; in attention and linear, it has tensor-core instructions and loads keys, values and weights in 128 bits.
 """
 
 import argparse
@@ -27,7 +27,8 @@ COLUMNS = (
 
 
 def occupancy(registers: int, threads: int, shared: int, arch: str) -> float:
-    """64 Ki registers, handed out to warps by 256; 2,048 threads and 32 blocks a multiprocessor."""
+    """The share of a multiprocessor's 64 warps that are resident. It has 65,536 registers, which warps get in units of
+    256, and at most 32 blocks."""
     warps = threads // 32
     by_registers = 65536 // (-(-registers * 32 // 256) * 256) // warps
     by_shared = SHARED[arch] * 1024 // (shared + 1024)
@@ -54,7 +55,7 @@ def faults(row: dict) -> list[str]:
 
 
 def report(archs=ARCHS, quick: bool = False, forms=FORMS) -> tuple[list[dict], list[str]]:
-    """The rows of all forms that can be compiled here, and why others cannot."""
+    """(rows of all forms that can be compiled here, reasons why the others cannot)."""
     rows, missing = [], []
     for form in forms:
         if find_spec(f"bench.kernel_report.{form}") is None:
@@ -69,8 +70,8 @@ def report(archs=ARCHS, quick: bool = False, forms=FORMS) -> tuple[list[dict], l
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="only the few kernels that the tests compile")
-    parser.add_argument("--forms", nargs="+", choices=FORMS, default=FORMS)
+    parser.add_argument("--quick", action="store_true", help="compile only the few kernels of the tests")
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=FORMS, help="forms to compile (all)")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
     rows, missing = report(quick=args.quick, forms=args.forms)

@@ -1,6 +1,6 @@
-"""CUDA C++ kernels for the kernel report: one program of their instances, compiled by nvcc for every architecture.
+"""CUDA C++ kernels for the kernel report: nvcc compiles one program of their instances for every architecture.
 
-No GPU is needed, but nvcc and cuobjdump are (the disassembler also comes with Triton).
+This needs no GPU, but nvcc and cuobjdump, the disassembler, which also comes with Triton.
 """
 
 import json
@@ -32,13 +32,13 @@ int main() { std::printf("[%(formats)s]", %(shared)s); }
 
 @dataclass
 class Kernel:
-    """An instance. symbol: what its mangled name holds; shared: C++ for the bytes of its dynamic shared memory."""
+    """An instance of a kernel."""
 
     name: str
     header: str
-    arguments: str
-    symbol: str
-    shared: str
+    arguments: str  # template arguments
+    symbol: str  # regular expression for a part of its mangled name
+    shared: str  # C++ expression for the bytes of its dynamic shared memory
     dtype: str
     head_dim: int
     shape: str
@@ -72,7 +72,7 @@ def merge(t: str, d: int) -> Kernel:
 
 
 def kernels(quick: bool) -> list[Kernel]:
-    """quick: the few that the tests compile, bfloat16 at head_dim 64 and 128."""
+    """All kernels, or if `quick` only the few that the tests compile, in bfloat16 at head_dim 64 and 128."""
     if quick:
         return [span("bf16", 64, 1), span("bf16", 128, 1), merge("bf16", 128)]
     found = []
@@ -88,7 +88,7 @@ def kernels(quick: bool) -> list[Kernel]:
 
 
 def tool(name: str) -> str:
-    """Path of a CUDA tool: on PATH, or the one that Triton brings. Raises FileNotFoundError that says what to do."""
+    """The path of a CUDA tool, which is on PATH or comes with Triton. Raises FileNotFoundError that says what to do."""
     if found := shutil.which(name):
         return found
     try:
@@ -98,12 +98,12 @@ def tool(name: str) -> str:
     else:
         found = Path(triton.__file__).parent / "backends/nvidia/bin" / name
     if not found or not found.exists():
-        raise FileNotFoundError(f"{name} is not there: install the CUDA toolkit, or Triton for its disassembler")
+        raise FileNotFoundError(f"{name}: not found; install the CUDA toolkit, or Triton for its disassembler")
     return str(found)
 
 
 def compiled(wanted: list[Kernel], archs: tuple[int, ...], folder: Path) -> tuple[str, list[int], dict[int, str]]:
-    """nvcc's account of registers, the bytes of shared memory, and the machine code by architecture."""
+    """(nvcc's log, which has the registers; bytes of shared memory; machine code by architecture)."""
     nvcc, cuobjdump = tool("nvcc"), tool("cuobjdump")
     names = ", ".join(f"keep({k.name.split(',')[0]}{k.arguments})" for k in wanted)
     text = SOURCE % {

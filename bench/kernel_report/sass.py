@@ -1,11 +1,11 @@
-"""How machine code is read, for the forms of the kernel report."""
+"""Counts instructions in the machine code of a kernel."""
 
 import re
 
 
 def instructions(sass: str) -> dict:
-    """Tensor-core instructions by name, how many loads of 128 bits from global memory, and how many of the copies to
-    shared memory, by which keys, values and weights come, have fewer."""
+    """The names of tensor-core instructions, the number of 128-bit loads from global memory, and the number of narrower
+    copies to shared memory, which is how keys, values and weights are loaded."""
     copies = re.findall(r"\bLDGSTS\b\S*", sass)
     return {
         "mma": sorted(set(re.findall(r"\b((?:HMMA|HGMMA|UTCHMMA|IMMA|QGMMA)[.\w]*)", sass))),

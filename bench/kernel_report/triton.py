@@ -1,6 +1,6 @@
-"""Triton kernels for the kernel report: wrappers run on meta tensors, their launches are recorded, then compiled.
+"""Triton kernels for the kernel report: wrappers run on meta tensors, and their recorded launches are compiled.
 
-No GPU is needed, and Triton brings the assembler and the disassembler.
+This needs no GPU; the assembler and the disassembler come with Triton.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ class Launch:
 
 @contextlib.contextmanager
 def recorded():
-    """Records every launch in a list instead of running it."""
+    """A context in which launches are recorded in a list instead of run."""
     launches = []
 
     def run(self, *args, grid, warmup, **kwargs):
@@ -72,8 +72,8 @@ def recorded():
 
 
 def source_of(launch: Launch) -> ASTSource:
-    """The kernel specialised as a launch with these arguments would be: pointers divisible by 16, and a number that is
-    1 made a constant."""
+    """The source of a kernel, specialised as Triton would for these arguments: pointers are divisible by 16, and an
+    integer that is 1 becomes a constant."""
     signature, constants, attrs = {}, {}, {}
     for i, param in enumerate(launch.kernel.params):
         value = launch.args[param.name]
@@ -96,7 +96,7 @@ def compile_launch(launch: Launch, arch: int):
 
 
 def lower(launch: Launch, arch: int):
-    """The first step of compiling, which is quick: from Python to Triton's own language, with its types checked."""
+    """The first step of compilation, which is quick: it translates Python to Triton's own language and checks types."""
     target, source, context = GPUTarget("cuda", arch, 32), source_of(launch), ir.context()
     backend = make_backend(target)
     options = backend.parse_options({**source.parse_options(), **launch.options})
@@ -145,13 +145,13 @@ def floats(*shape: int) -> torch.Tensor:
 
 @dataclass
 class Case:
-    """One call of an operator. bytes: what has to come from and go to memory; flops: of its products."""
+    """One call of an operator."""
 
     shape: str
     dtype: str
     head_dim: int
-    bytes: int
-    flops: int
+    bytes: int  # bytes that have to be read from memory and written to it
+    flops: int  # operations of its products
     launches: list[Launch]
 
 
@@ -183,7 +183,7 @@ def product(model: Model, format: str, layer: str, rows: int) -> Case:
 
 
 def others(model: Model, rows: int) -> list[Case]:
-    """The kernels without products: what they move is all there is to say."""
+    """Cases of the kernels without products, whose only cost is the bytes that they move."""
     m, vocab, made = model, model.vocab, []
     heads, cache = m.heads + 2 * m.kv_heads, meta(m.depth, 256, 16, m.kv_heads, m.head_dim)
     filters = (floats(rows), ints(rows), floats(rows), floats(rows), longs(rows), longs(rows))
@@ -211,7 +211,7 @@ def others(model: Model, rows: int) -> list[Case]:
 
 
 def cases(quick: bool) -> list[Case]:
-    """quick: the few that the tests compile, bfloat16 at head_dim 64 and 128."""
+    """All cases, or if `quick` only the few that the tests compile, in bfloat16 at head_dim 64 and 128."""
     bf16 = torch.bfloat16
     if quick:
         small, large = MODELS["Llama-1B"], MODELS["Llama-8B"]
@@ -238,7 +238,7 @@ def cases(quick: bool) -> list[Case]:
 
 
 def rows(archs: tuple[int, ...], quick: bool = False) -> Iterator[dict]:
-    read: dict[str, dict] = {}  # what several shapes share is compiled and read once
+    read: dict[str, dict] = {}  # by hash, since several shapes may share a binary
     for case in cases(quick):
         for launch in case.launches:
             main = launch is max(case.launches, key=lambda x: "_fwd_" in x.name)

@@ -1,9 +1,10 @@
-"""The systems that bench.decode can measure. Each module here has a class Peer, made in a worker of its own.
+"""The systems that bench.decode can measure. Each module here has a class Peer, which runs in a worker of its own.
 
-Peer(cores, target, precision, mode, **options): target is a model folder; whoever lacks its package or file raises
-with one sentence that says what to install. generate(ids, max_tokens) decodes greedily past any end-of-sequence
-token and returns what `timeline` makes of it. Modes of other systems: "ar" (plain), "lookup" (prompt lookup),
-"assisted" (speculation with the draft model of the option `assistant`, an independent one of the same vocabulary).
+Peer(cores, target, precision, mode, **options) loads a system; target is a model folder. If its package or a file is
+missing, it raises an error that says in one sentence what to install. generate(ids, max_tokens) decodes greedily past
+any end-of-sequence token and returns the dictionary of `timeline`. Modes of other systems: "ar" (plain), "lookup"
+(prompt lookup), "assisted" (speculation with the draft of the option `assistant`, an independent model of the same
+vocabulary).
 """
 
 import hashlib
@@ -16,8 +17,8 @@ from pathlib import Path
 class System:
     factory: str  # "module:class" for a worker
     modes: tuple[str, ...]
-    precisions: tuple[str, ...]  # the first ones that matter come first
-    gpu: bool = False  # whether it needs one
+    precisions: tuple[str, ...]  # the most important first
+    gpu: bool = False  # whether it needs a GPU
 
 
 SYSTEMS = {
@@ -32,10 +33,10 @@ SYSTEMS = {
 
 
 def timeline(start: float, arrivals: list[tuple[float, list[int]]], limit: int) -> dict:
-    """What a run came to: {"tokens", "prefill_seconds", "decode_seconds", "decode_tokens"}.
+    """The result of a run: {"tokens", "prefill_seconds", "decode_seconds", "decode_tokens"}.
 
-    start: when generation was asked for; arrivals: (time, tokens) of each piece as it came. Prefill lasts to the
-    first piece, whose tokens do not count as decoded; tokens past the limit are not counted.
+    start: time of the call; arrivals: (time, tokens) of each piece. Prefill lasts until the first piece, whose tokens
+    do not count as decoded. Tokens past the limit are dropped.
     """
     tokens, decoded, end = [], 0, arrivals[0][0]
     for i, (when, piece) in enumerate(arrivals):
@@ -56,15 +57,15 @@ def missing(package: str, install: str | None = None) -> ImportError:
 
 
 def need_assistant(assistant: str | None) -> str:
-    """The folder of the draft. Raises ValueError without one."""
+    """The folder of the draft. Raises ValueError if none is given."""
     if not assistant:
-        raise ValueError("assisted needs --assistant with the folder of an independent draft (a feature draft is none)")
+        raise ValueError("mode assisted needs --assistant with the folder of a draft that needs no features")
     return assistant
 
 
 def converted(source: Path, kind: str, make: Callable[[Path], object]) -> Path:
-    """The file or folder that make(path) writes from a model, made once and kept in the cache folder; anew where the
-    model's file has changed."""
+    """The file or folder that make(path) writes from a model. It is kept in the cache folder, and made again only when
+    the model's file has changed."""
     from ssd.model.hub import cache_folder
 
     source = source.resolve()

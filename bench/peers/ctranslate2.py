@@ -1,15 +1,15 @@
-"""CTranslate2, on the target as its own converter stores it."""
+"""CTranslate2, on a target that its own converter has converted."""
 
 import time
 from pathlib import Path
 
 from . import converted, missing, timeline
 
-TYPES = {"int8": "int8_float32", "fp32": "float32"}  # weights of the linear layers; it has no bf16 on CPUs
+TYPES = {"int8": "int8_float32", "fp32": "float32"}  # types of linear layers; on CPUs it has no bf16
 
 
 class Peer:
-    """Converts the target once. Decoding runs past the end of sequence because no token is its end token."""
+    """CTranslate2 with one converted target. Decoding runs past the end of sequence, as no token is an end token."""
 
     def __init__(self, cores, target, precision, mode):
         try:
@@ -28,7 +28,7 @@ class Peer:
             str(folder), compute_type=quantization, inter_threads=1, intra_threads=len(cores)
         )
         if self.generator.compute_type != quantization:
-            raise ValueError(f"ctranslate2 computes in {self.generator.compute_type} here, wanted {quantization}")
+            raise ValueError(f"ctranslate2: computes in {self.generator.compute_type} here, wanted {quantization}")
         self.tokens_of = AutoTokenizer.from_pretrained(target).convert_ids_to_tokens
 
     def generate(self, ids: list[int], max_tokens: int) -> dict:

@@ -1,4 +1,4 @@
-"""A draft as hf_draft writes it, as a GGUF file, for systems that read no Hugging Face folders."""
+"""Converts a draft that hf_draft wrote to a GGUF file, for systems that read no Hugging Face folders."""
 
 from pathlib import Path
 
@@ -20,8 +20,9 @@ LAYER_NAMES = {ours: theirs for theirs, ours in LAYER_TENSORS.items()}
 
 
 def convert(folder: Path, target: Path, precision: str, path: Path) -> None:
-    """Writes the file. target: a GGUF file, from which it takes the tokenizer. Raises ValueError where the folder is
-    of an architecture that has no GGUF files here, scales its RoPE, or has another vocabulary than the target."""
+    """Writes the draft in a folder to a GGUF file. target: a GGUF file, whose tokenizer the draft takes. Raises
+    ValueError if the draft's architecture is not one of KINDS, its RoPE is scaled, or its vocabulary differs from the
+    target's."""
     config, reader = LlamaConfig.from_folder(folder), gguf.GGUFReader(target)
     architecture, vocab = family_of(read_json(folder / "config.json")).architecture, token_count(reader)
     if architecture not in KINDS:

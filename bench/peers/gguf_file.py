@@ -1,7 +1,7 @@
-"""A GGUF file of the same checkpoint in another precision: `python -m bench.peers.gguf_file SOURCE Q8_0`.
+"""Converts a GGUF file to another precision: `python -m bench.peers.gguf_file SOURCE Q8_0`.
 
 Matrices are dequantised and stored as Q8_0 or F16; everything else is copied. The file is written beside the source
-with the precision in its name. bench.decode makes what it lacks by itself.
+with the precision in its name. bench.decode itself makes the files that it lacks.
 """
 
 import argparse
@@ -21,20 +21,20 @@ FILE_TYPES = {"Q8_0": gguf.LlamaFileType.MOSTLY_Q8_0, "F16": gguf.LlamaFileType.
 
 
 def gguf_of(target: Path, precision: str) -> Path:
-    """The GGUF file of a model folder with the precision in its name, in it or beside it; else one made of another file
-    there, kept in the cache folder. Raises FileNotFoundError where there is nothing to make it of."""
+    """The GGUF file in or beside a model folder that has the precision in its name; else one that is converted from
+    another file there and kept in the cache folder. Raises FileNotFoundError if there is no file to convert."""
     own = [target] if target.is_file() else sorted(target.glob("*.gguf"))
     for file in own + sorted(target.parent.glob("*.gguf")):
         if precision.lower() in file.name.lower():
             return file
     if not own or precision not in TYPES:
-        raise FileNotFoundError(f"wanted a GGUF file with {precision} in its name in {target} or its parent")
+        raise FileNotFoundError(f"{target}: neither it nor its parent has a GGUF file with {precision} in its name")
     return converted(own[0], f"{precision}.gguf", lambda path: convert(own[0], precision, path))
 
 
 def convert(source: Path, precision: str, path: Path | None = None) -> Path:
-    """Writes the file, beside the source if no path is given, and returns its path. Raises ValueError for another
-    precision than Q8_0 or F16."""
+    """Writes the source in another precision, beside it if no path is given, and returns the path. Raises ValueError if
+    the precision is neither Q8_0 nor F16."""
     reader = gguf.GGUFReader(source)
     name = source.stem.rsplit(".", 1)[0]
     path = path or source.parent / f"{name}.{precision}.gguf"
@@ -44,15 +44,15 @@ def convert(source: Path, precision: str, path: Path | None = None) -> Path:
 
 
 def copied(reader: gguf.GGUFReader, prefix: str = "") -> list[tuple]:
-    """Metadata whose key begins so, for `write`; not what the writer says itself."""
+    """Metadata for `write`: every key that begins with the prefix, except those that the writer adds itself."""
     own = ("GGUF.", "general.architecture", "general.file_type")
     kept = {key: field for key, field in reader.fields.items() if key.startswith(prefix) and not key.startswith(own)}
     return [(k, f.contents(), f.types[0], f.types[-1] if len(f.types) > 1 else None) for k, f in kept.items()]
 
 
 def write(path: Path, precision: str, architecture: str, metadata: Iterable[tuple], tensors: Iterable[tuple]) -> None:
-    """A file of these float32 tensors, (name, values), matrices in this precision, the others as they are. metadata:
-    (key, value, type, type of the elements or None). Raises ValueError for another precision than Q8_0 or F16."""
+    """Writes a GGUF file. tensors: (name, float32 values), of which matrices get the precision; metadata: (key, value,
+    type, type of the elements or None). Raises ValueError if the precision is neither Q8_0 nor F16."""
     if precision not in TYPES:
         raise ValueError(f"precision: got {precision!r}, wanted {' or '.join(TYPES)}")
     making = path.with_suffix(".part")
@@ -76,7 +76,7 @@ def write(path: Path, precision: str, architecture: str, metadata: Iterable[tupl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path, help="a GGUF file")
-    parser.add_argument("precision", choices=list(TYPES))
+    parser.add_argument("precision", choices=list(TYPES), help="precision of the new file's matrices")
     args = parser.parse_args()
     if not args.source.is_file():
         parser.error(f"no such file: {args.source}")

@@ -1,8 +1,8 @@
-"""An independent draft as a Hugging Face model, for the others' mode assisted: `python -m bench.peers.hf_draft DRAFT
-OUT`.
+"""Converts a draft to a Hugging Face model for mode assisted: `python -m bench.peers.hf_draft DRAFT OUT`.
 
-DRAFT: a folder of ssd.distill made without --feature-layers: no other system gives a draft hidden states of its target.
-Tokens that a trimmed draft cannot say get rows of zeros: a logit of 0, far below that of its likeliest.
+DRAFT is a folder that ssd.distill wrote without --feature-layers, since no other system gives a draft the hidden states
+of its target. Tokens that a trimmed draft cannot propose get rows of zeros, that is a logit of 0, far below those of
+its most probable tokens.
 """
 
 import argparse
@@ -22,7 +22,7 @@ EMBEDDING = "model.embed_tokens.weight"
 
 
 def export(draft: Path, target: Path, out: Path) -> None:
-    """Raises ValueError for a draft that is none of that kind."""
+    """Writes the model to the folder `out`. Raises ValueError for a feature draft."""
     config, tensors = read_json(draft / "config.json"), load_file(draft / "model.safetensors")
     vocab, hidden = config["vocab_size"], config["hidden_size"]
     if config.get("feature_layers"):
@@ -43,9 +43,9 @@ def export(draft: Path, target: Path, out: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("draft", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--target", help="folder or id of the model; the default target otherwise")
+    parser.add_argument("draft", type=Path, help="folder of the draft")
+    parser.add_argument("out", type=Path, help="folder to write")
+    parser.add_argument("--target", help="folder or id of the target (the default target)")
     args = parser.parse_args()
     try:
         export(args.draft, Path(resolve(args.target)), args.out)

@@ -1,4 +1,4 @@
-"""llama.cpp by llama-cpp-python, on a GGUF file of the target: plain, or with its prompt lookup."""
+"""llama.cpp through llama-cpp-python, on a GGUF file of the target: plain, or with its prompt lookup."""
 
 import time
 from pathlib import Path
@@ -10,7 +10,7 @@ LOOKUP_TOKENS = 2  # what llama-cpp-python recommends without a GPU
 
 
 class Peer:
-    """gguf: a file whose tensors have the stated precision; by default that of gguf_of."""
+    """llama.cpp with one target. gguf: a file whose tensors have the precision (the file of gguf_of)."""
 
     def __init__(self, cores, target, precision, mode, gguf=None, context=4096):
         try:

@@ -1,6 +1,6 @@
 """OpenVINO GenAI, on a GGUF file of the target: plain, with its prompt lookup, or with a draft model.
 
-bf16 on one core does without AMX, whose kernels divide by half the number of threads and end the process.
+With bf16 on one core, AMX is switched off, because its kernels divide by half the number of threads and crash.
 """
 
 import os
@@ -11,26 +11,27 @@ from . import converted, missing, need_assistant, timeline
 from .gguf_draft import convert
 from .gguf_file import gguf_of
 
-# File, arithmetic and KV cache by precision; None: its own choice.
+# by precision, the file and the type of arithmetic and KV cache; None leaves the choice to OpenVINO
 FORMATS = {"Q8_0": ("Q8_0", None), "bf16": ("F16", "bf16"), "F16": ("F16", "f32")}
-LOOKUP = {"num_assistant_tokens": 5, "max_ngram_size": 3}  # of its own example
+LOOKUP = {"num_assistant_tokens": 5, "max_ngram_size": 3}  # from its own example
 ASSISTED = {"num_assistant_tokens": 4}
 CPUINFO = Path("/proc/cpuinfo")
 
 
 class Peer:
-    """assistant: folder of an independent draft, as a Hugging Face model with the target's vocabulary."""
+    """OpenVINO GenAI with one target. assistant: folder of an independent draft, a Hugging Face model with the target's
+    vocabulary."""
 
     def __init__(self, cores, target, precision, mode, assistant=None):
         file, arithmetic = FORMATS[precision]
         if arithmetic == "bf16" and len(cores) == 1 and "amx_bf16" in CPUINFO.read_text():
-            os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")  # before it is loaded
+            os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")  # read when it is loaded
         try:
             import openvino
             import openvino_genai as genai
         except ImportError:
             raise missing("openvino_genai", "openvino-genai") from None
-        os.sched_setaffinity(0, cores)  # it takes no more than it finds, and loading torch has bound this thread to one
+        os.sched_setaffinity(0, cores)  # loading torch has bound this thread to one core, and OpenVINO uses only those
         self.genai, self.tensor = genai, openvino.Tensor
         device = {"INFERENCE_NUM_THREADS": len(cores)}
         if arithmetic:
@@ -38,7 +39,7 @@ class Peer:
         path = gguf_of(Path(target), file)
         draft = draft_of(Path(need_assistant(assistant)), path, file) if mode == "assisted" else None
         scheduler = genai.SchedulerConfig()
-        scheduler.enable_prefix_caching = False  # every prompt is computed
+        scheduler.enable_prefix_caching = False  # every prompt is computed in full
         options, self.config = {"scheduler_config": scheduler}, genai.GenerationConfig()
         self.config.do_sample, self.config.ignore_eos = False, True
         if mode == "lookup":
@@ -71,7 +72,8 @@ class Peer:
 
 
 def draft_of(assistant: Path, target: Path, precision: str) -> Path:
-    """A folder with the draft as an OpenVINO model, made by way of a GGUF file, which drafts may not be."""
+    """The folder of the draft as an OpenVINO model. It is made from a GGUF file, which OpenVINO itself does not accept
+    as a draft."""
 
     def make(folder):
         import openvino_genai as genai

@@ -1,4 +1,4 @@
-"""This project."""
+"""This project's own engine."""
 
 import time
 from dataclasses import asdict
@@ -9,7 +9,7 @@ from . import timeline
 
 
 class Peer:
-    """mode: "sd:3" is sd with k 3. options: of LLM."""
+    """This engine with one target. mode: "sd:3" is sd with k 3; options: those of LLM."""
 
     def __init__(self, cores, target, precision, mode, **options):
         from ssd import LLM, SamplingParams
@@ -18,9 +18,9 @@ class Peer:
         mode, _, k = mode.partition(":")
         options |= {"k": int(k)} if k else {}
         self.cores, threads = cores, cores
-        if mode == "ssd":  # the last core is the draft's
+        if mode == "ssd":  # the draft has the last core
             threads, options["draft_threads"] = cores[:-1] or cores, cores[-1:]
-        elif mode == "auto" and len(cores) > 1:  # it shares them out itself
+        elif mode == "auto" and len(cores) > 1:  # auto divides the cores itself
             threads = None
         options["prefix_caching"] = False  # every answer is timed from the start of its prompt
         self.llm = LLM(target, dtype=precision, mode=mode, threads=threads, **options)
@@ -40,11 +40,12 @@ class Peer:
         return timeline(start, [a for a in arrivals if a[1]], max_tokens) | {"counts": counts}
 
     def draft_counts(self) -> dict:
-        """What the draft did so far: passes and rows of them; with a lane of its own also hits, misses, retries (asked
-        for by the target) and the target's wait for them."""
+        """Passes of the draft so far and their rows; with a lane of its own also hits, misses, retries that the target
+        asked for, and the target's wait for them."""
         speculator = self.llm.engine.speculator
-        speculator = getattr(speculator, "current", speculator)  # of auto, or of two drafts
-        lane, runner = getattr(speculator, "lane", None), speculator.runner
+        speculator = getattr(speculator, "current", speculator)  # mode auto and two drafts have several
+        lane = getattr(speculator, "lane", None)
+        runner = speculator.runner
         out = {"draft_passes": runner.passes, "draft_rows": runner.rows} if runner else {}
         if lane:
             counts = speculator.counts
@@ -53,8 +54,8 @@ class Peer:
         return out
 
     def costs(self) -> dict:
-        """Median seconds of a pass by its rows, as ssd.runtime.switching.cost_model.Costs has them: on all cores, and
-        with the last core for the draft. For mode "sd" only."""
+        """Median seconds of a pass by its rows, a dictionary of ssd.runtime.switching.cost_model.Costs: on all cores,
+        and with the last core for the draft. For mode "sd" only."""
         from ssd.runtime.switching.measure import measure
 
         draft, cores = self.llm.engine.speculator.proposer.draft, self.cores

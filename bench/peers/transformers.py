@@ -1,4 +1,4 @@
-"""Hugging Face transformers: plain generation, prompt lookup as its own documentation recommends it, or assisted."""
+"""Hugging Face transformers: plain generation, prompt lookup as its documentation recommends, or a draft model."""
 
 import time
 
@@ -11,7 +11,8 @@ LOOKUP_TOKENS = 10
 
 
 class Peer:
-    """assistant: folder of an independent draft, as a Hugging Face model with the target's vocabulary."""
+    """transformers with one target. assistant: folder of an independent draft, a Hugging Face model with the target's
+    vocabulary."""
 
     def __init__(self, cores, target, precision, mode, assistant=None, device="cpu"):
         try:
@@ -49,7 +50,7 @@ class Peer:
 
 
 class Arrivals(list):
-    """A streamer that notes when tokens come."""
+    """A streamer that records when tokens arrive."""
 
     def put(self, tokens):
         self.append((time.perf_counter(), tokens.reshape(-1).tolist()))

@@ -5,7 +5,7 @@ import time
 from . import missing, need_assistant, timeline
 
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
-LOOKUP = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}  # of its own documentation
+LOOKUP = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}  # from its own documentation
 
 
 class Peer:

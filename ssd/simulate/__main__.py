@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument("--measured", metavar="F", help="compare with the speeds in F, written by bench.decode --json")
     p.add_argument("--json", metavar="F", help="write rows, constants and the answer to this file")
     p.add_argument(
-        "--rounds", type=whole(1), default=10000, metavar="N", help="rounds of a run of a table (%(default)s)"
+        "--rounds", type=whole(1), default=10000, metavar="N", help="rounds of each simulated run (%(default)s)"
     )
     p.add_argument("--seed", type=whole(0), default=0, metavar="N", help="the same seed gives the same result (0)")
     p.add_argument("--set", action="append", default=[], metavar="NAME=X", help="replace a fitted constant")
@@ -59,9 +59,7 @@ def parser() -> argparse.ArgumentParser:
     r.add_argument("--requests", type=whole(1), default=400, metavar="N", help="requests that arrive (%(default)s)")
     r.add_argument("--prompt", type=whole(1), default=256, metavar="N", help="tokens of a prompt (%(default)s)")
     r.add_argument("--answer", type=whole(1), default=256, metavar="N", help="tokens of an answer (%(default)s)")
-    r.add_argument(
-        "--max-batch", type=whole(1), default=16, metavar="N", help="batch of a replica at most (%(default)s)"
-    )
+    r.add_argument("--max-batch", type=whole(1), default=16, metavar="N", help="largest batch of a replica (16)")
     return p
 
 

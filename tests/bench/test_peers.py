@@ -111,7 +111,7 @@ def test_absent_systems_say_what_to_install(system, monkeypatch, tmp_path):
 
 def test_assisted_needs_a_draft(monkeypatch):
     fake_module(monkeypatch, "vllm", EngineArgs=SimpleNamespace, LLMEngine=FakeEngine, SamplingParams=SimpleNamespace)
-    with pytest.raises(ValueError, match="assisted needs --assistant with the folder of an independent draft"):
+    with pytest.raises(ValueError, match="mode assisted needs --assistant with the folder of a draft"):
         make("vllm", [0], "model", "bf16", "assisted")
 
 

@@ -49,7 +49,7 @@ def test_gguf_of_finds_the_named_file_and_says_what_is_missing(tmp_path):
 
     folder = tmp_path / "model"
     folder.mkdir()
-    with pytest.raises(FileNotFoundError, match="wanted a GGUF file with Q4_1 in its name in"):
+    with pytest.raises(FileNotFoundError, match="nor its parent has a GGUF file with Q4_1 in its name"):
         gguf_of(folder, "Q4_1")
     (tmp_path / "other.q8_0.gguf").touch()
     assert gguf_of(folder, "Q8_0").name == "other.q8_0.gguf"
