@@ -21,20 +21,20 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory, monkeypatch):
-    """What is measured and learnt in a test stays there."""
+    """What tests measure and calibrate goes to a folder of this test run."""
     monkeypatch.setattr("ssd.runtime.factory.cache_folder", lambda: tmp_path_factory.getbasetemp() / "cache")
 
 
 @pytest.fixture(autouse=True)
 def patience(request, monkeypatch):
-    """A busy machine is no fault of a draft lane; only tests of hanging lanes wait as briefly as the product does."""
+    """Draft lanes get more time on a busy machine; only tests of hanging lanes wait as briefly as the product does."""
     if "briefly" not in request.keywords:
         monkeypatch.setattr("ssd.runtime.lanes.supervisor.STALLED", 20.0)
 
 
 @pytest.fixture
 def isas():
-    """Names of the instruction sets that this CPU can run; the best is restored afterwards."""
+    """Names of the instruction sets that this CPU supports; the best one is restored afterwards."""
     found = []
     for isa in ("portable", "avx2", "avx512"):
         try:
@@ -48,7 +48,7 @@ def isas():
 
 @pytest.fixture(scope="session")
 def default_target():
-    """Folder of the default target, fetched once; skips where it cannot be had."""
+    """Folder of the default target, fetched once; the test is skipped if it cannot be fetched."""
     from ssd.model.hub import resolve
 
     try:
@@ -59,7 +59,7 @@ def default_target():
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory):
-    """Folder of a random Llama of a few thousand weights."""
+    """Folder of a random Llama with a few thousand weights."""
     import tiny_checkpoint
 
     return tiny_checkpoint.write(tmp_path_factory.mktemp("tiny"))
@@ -67,7 +67,7 @@ def tiny_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def tiny_target(tiny_folder):
-    """It in bf16."""
+    """The tiny Llama, loaded in bf16."""
     from ssd.model.llama import Llama
 
     return Llama.load(tiny_folder, "bf16")

@@ -22,7 +22,7 @@ def model():
 
 
 def paths_of(parents):
-    """Nodes from the root to each leaf."""
+    """The nodes from the root to each leaf."""
     paths = [[0]]
     for i, parent in enumerate(parents[1:], 1):
         paths.append([*paths[parent], i])
@@ -50,7 +50,7 @@ def test_every_node_has_the_logits_of_its_path_run_alone(model, prefix, nodes):
 
 
 def test_verified_tokens_are_those_of_greedy_decoding(model):
-    """Round after round on one cache, with trees of right and wrong tokens: the accepted path stays, the rest goes."""
+    """Round after round on one cache, with trees of right and wrong tokens, only the accepted path stays."""
     random.seed(1)
     prompt = torch.tensor([random.choices(range(256), k=20)])
     model.set_attn_implementation("eager")

@@ -1,4 +1,4 @@
-"""The kernels alone: what `from ssd.kernels import tree_attention` needs is torch, and nothing else of the package."""
+"""The kernels alone: `from ssd.kernels import tree_attention` needs torch and nothing else of the package."""
 
 import shutil
 import subprocess

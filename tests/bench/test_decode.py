@@ -1,4 +1,4 @@
-"""bench.decode against fakes of other systems: what is measured, what is left out, and who agrees."""
+"""bench.decode against a fake peer: what is measured, what is left out, and whether systems agree."""
 
 from argparse import Namespace
 
@@ -55,7 +55,7 @@ def test_what_fails_its_warm_up_or_needs_a_gpu_is_left_out(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     args = Namespace(max_tokens=6, repeats=1, prefill=None)
     wanted = [("fake", "ar", "bf16"), ("far", "ar", "bf16")]
-    found = decode.measure(1, wanted, "slow", {}, {"one": [[]]}, args)  # no prompt: the fake raises
+    found = decode.measure(1, wanted, "slow", {}, {"one": [[]]}, args)  # the fake raises because there is no prompt
     assert found == {"rows": [], "agreement": [], "prefill": [], "costs": []}
     error = capsys.readouterr().err
     assert "far ar bf16 left out: it needs a GPU" in error and "fake ar bf16 left out: IndexError" in error

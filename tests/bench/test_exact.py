@@ -1,4 +1,4 @@
-"""bench.exact on a tiny pair: no difference, and a planted one is found."""
+"""bench.exact on a tiny pair finds no difference, and finds a planted one."""
 
 import json
 
@@ -56,7 +56,7 @@ def test_a_planted_difference_is_found_and_shown(pair, monkeypatch):
     def shifted(*args):
         verified = coupled(*args)
         at = verified.accepted.argmax()
-        verified.emitted[at, verified.accepted[at]] ^= 1  # the bonus token behind the longest path
+        verified.emitted[at, verified.accepted[at]] ^= 1  # the bonus token after the longest path
         return verified
 
     monkeypatch.setattr(verify, "verify_coupled", shifted)

@@ -53,7 +53,7 @@ def test_a_part_leaves_the_next_their_least(tmp_path, monkeypatch):
     wanted = [Part("long", [], 500), Part("short", [], 10, least=5), Part("last", [], 500, least=35)]
     gpu_check.check(tmp_path, wanted, 100)
     assert limits == pytest.approx({"long": 60, "short": 10, "last": 100}, abs=1)
-    made = gpu_check.parts(tmp_path, "9.0")  # of 7.5 minutes, where the build takes all of its time
+    made = gpu_check.parts(tmp_path, "9.0")  # of 7.5 minutes, if the build takes all of its time
     assert made[0].limit + sum(part.least for part in made) <= 450 and all(p.least <= p.limit for p in made)
 
 
@@ -74,7 +74,7 @@ print("FOUND", json.dumps(found), sep="")
 
 
 def test_every_test_is_in_a_part_and_those_of_a_gpu_come_first(tmp_path):
-    """As a machine with a GPU would collect them."""
+    """The tests are those that a machine with a GPU would collect."""
     tests = [part.command for part in gpu_check.parts(tmp_path, "9.0") if "pytest" in part.command]
     assert all(command[-1] == "tests" for command in tests)
     wanted = [command[len(command) - command[::-1].index("-m")] for command in tests]
@@ -103,7 +103,8 @@ def test_the_parts_are_commands_that_exist(tmp_path):
 
 
 def test_the_end_to_end_run_on_the_cpu():
-    """The script of the GPU's run, on a tiny shape: rounds, hits and tokens are those of the drawn outcomes."""
+    """The script of the GPU check runs on a tiny shape, and its rounds, hits and tokens are those of the drawn
+    outcomes."""
     tiny, draft = synthetic.TINY.values()
     decoder = synthetic.Decoder(tiny, draft, "cpu", prefix=40, tokens=30, k=3, branches=24, graphs=False)
     plain, sd, ssd = (decoder.row(mode, acceptance=0.7, hit_rate=0.5) for mode in ("ar", "sd", "ssd"))
@@ -117,7 +118,7 @@ def test_the_end_to_end_run_on_the_cpu():
 
 
 def test_synthetic_passes_are_those_of_plain_decoding():
-    """A chain of rows in one pass and its rows one by one: the same logits, so the passes are set up right."""
+    """A chain of rows in one pass has the logits of its rows one by one, so the passes are set up correctly."""
     tiny, draft = synthetic.TINY.values()
     decoder = synthetic.Decoder(tiny, draft, "cpu", prefix=40, tokens=8, k=3, branches=2, graphs=False)
     ids = torch.tensor([5, 9, 200, 31])

@@ -1,4 +1,4 @@
-"""What `make bench` measures of the kernels: which sizes, that the cases are right, and who is compared with."""
+"""What `make bench` measures of the kernels: the sizes, the cases and the baselines."""
 
 import json
 import sys
@@ -28,7 +28,7 @@ def test_default_sizes_vary_one_thing_at_a_time_and_full_has_all():
             assert {s.prefix for s in own if (s.batch, s.rows) == (1, rows)} == set(PREFIXES)
             assert {s.batch for s in own if (s.prefix, s.rows) == (4096, rows)} == set(BATCHES)
         assert [s.depth for s in own if s.depth] == [4]
-    assert {(s.batch, s.rows, s.prefix) for s in every[:8]} == {(1, 1, 4096), (1, 8, 4096)}  # the most telling
+    assert {(s.batch, s.rows, s.prefix) for s in every[:8]} == {(1, 1, 4096), (1, 8, 4096)}  # the most telling ones
 
 
 def test_sizes_that_do_not_fit_are_named():
@@ -86,7 +86,7 @@ def test_a_baseline_that_fails_or_computes_something_else_is_refused():
 
 @pytest.fixture
 def flashinfer(monkeypatch):
-    """A stand-in that computes by torch what the documentation of the package says of the same arguments."""
+    """A stand-in for the package: it computes with torch what its documentation says of the same arguments."""
 
     class Wrapper:
         def __init__(self, workspace, layout, use_tensor_cores=None):
@@ -139,7 +139,7 @@ def flashinfer(monkeypatch):
     "how", [{"batch": 3}, {"batch": 3, "rows": 1}, {"rows": 24, "depth": 4}, {"prefix": 59}], ids=str
 )
 def test_flashinfer_is_given_the_same_pages_and_mask(flashinfer, how):
-    case = attention.case(inputs(**how), "triton")  # computes by the CPU's form here
+    case = attention.case(inputs(**how), "triton")  # computes with the CPU kernel here
     usable, refused = case.usable()
     assert "FlashInfer" in usable and not refused
     for turn in range(3):
@@ -170,7 +170,7 @@ def test_a_pass_over_the_linear_layers():
 
 @pytest.fixture
 def measured(monkeypatch):
-    """bench.kernels on a case of a few kilobytes, in this process."""
+    """bench.kernels on a case of a few kilobytes runs in this process."""
     monkeypatch.setattr(kernels, "bind", lambda cores: None)
     monkeypatch.setattr(kernels, "cold_bytes", lambda: 1 << 20)
     return kernels.Kernels([0])
@@ -189,7 +189,8 @@ def test_a_row_has_times_a_share_of_the_roofline_and_ratios(measured):
 
 
 def test_rows_of_a_gpu_have_ratios_or_say_why_not(monkeypatch):
-    """All but the clock of kernels_gpu, on the CPU: a call takes a microsecond for each letter of its name."""
+    """Everything of kernels_gpu but the clock runs on the CPU; a call takes a microsecond for each letter of its
+    name."""
 
     def clock(calls, rounds, flush):
         assert rounds == 5 and flush() is not None

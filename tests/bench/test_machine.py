@@ -1,4 +1,4 @@
-"""What is said of the machine, and how results are written."""
+"""The description of the machine, and the files of results."""
 
 import json
 import os

@@ -9,14 +9,14 @@ from bench import ngram
 
 def test_replay_counts_what_a_verification_would_have_accepted():
     prompt, answer = [1, 2, 3, 4, 5, 6, 9], [1, 2, 3, 4, 8, 5, 6]
-    # after 1, which came with the prompt's pass: 2 3 4 are right, then nothing, then nothing is wanted
-    # pairs: nothing after 9 1; 3 4 are right after 1 2
+    # after 1, which the prompt's pass emitted: 2 3 4 are right, then nothing is found, then nothing is left to propose
+    # pairs: nothing follows 9 1; 3 4 are right after 1 2
     assert ngram.replay(prompt, answer, ngram.MATCHERS["automaton"](prompt, answer), 3) == (3, 3, 3)
     assert ngram.replay(prompt, answer, ngram.MATCHERS["n-grams"](prompt, answer), 3) == (
         4,
         3,
         2,
-    )  # `1` alone is no pair
+    )  # a single `1` is no pair
     assert ngram.replay(prompt, answer[:1], ngram.MATCHERS["lookup"](prompt, answer), 3) == (0, 0, 0)
 
 

@@ -1,4 +1,4 @@
-"""The adapters of other systems: those that are installed on a tiny model, the others against fakes of their API."""
+"""The adapters of other systems: installed ones on a tiny model, the others against fakes of their API."""
 
 import os
 import sys
@@ -47,7 +47,7 @@ def test_own_modes_take_k(tiny_folder, plain):
 
 
 class FakeEngine:
-    """vLLM's engine: each step gives all tokens so far, two more at a time."""
+    """A stand-in for vLLM's engine, whose steps return all tokens so far, two more each time."""
 
     @classmethod
     def from_engine_args(cls, args):

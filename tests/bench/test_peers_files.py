@@ -1,4 +1,4 @@
-"""Targets and drafts in the files that other systems read: GGUF, and folders of Hugging Face."""
+"""Targets and drafts in the file formats that other systems read: GGUF, and Hugging Face folders."""
 
 import json
 
@@ -56,7 +56,7 @@ def test_gguf_of_finds_the_named_file_and_says_what_is_missing(tmp_path):
     (folder / "mine.Q8_0.gguf").touch()
     assert gguf_of(folder, "Q8_0").name == "mine.Q8_0.gguf"
     with pytest.raises(FileNotFoundError):
-        gguf_of(folder, "Q4_1")  # four bits are not made of eight
+        gguf_of(folder, "Q4_1")  # a file of eight bits is not converted to four
 
 
 def test_an_independent_draft_becomes_a_hugging_face_model(tiny_folder, tmp_path):

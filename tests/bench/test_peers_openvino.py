@@ -1,4 +1,4 @@
-"""The adapter of OpenVINO, against a fake of its API and, where it is installed, on a tiny model."""
+"""The adapter of OpenVINO: against a fake of its API, and on a tiny model if OpenVINO is installed."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ from bench.peers import SYSTEMS
 
 @pytest.fixture
 def openvino(monkeypatch, tmp_path):
-    """What the fakes of OpenVINO were asked for: path and options of the pipeline, cores, and `made`, the drafts."""
+    """Fakes of OpenVINO; the dictionary has the path and options of the pipeline, the cores, and `made`, the drafts."""
     got = {"made": []}
 
     class Pipeline:
@@ -56,7 +56,7 @@ def test_openvino(mode, openvino, tmp_path):
     assert openvino["cores"] == [0, 1]
     assert options.get("prompt_lookup", False) == (mode == "lookup")
     assert ("draft_model" in options) == (mode == "assisted")
-    assert openvino["made"] == ["draft.gguf"] * (mode == "assisted")  # once
+    assert openvino["made"] == ["draft.gguf"] * (mode == "assisted")  # made only once
     if more:
         folder, of_draft = options["draft_model"]
         assert of_draft["INFERENCE_NUM_THREADS"] == 2
@@ -77,7 +77,7 @@ def test_openvino(mode, openvino, tmp_path):
 def test_openvino_spares_amx_where_it_would_end(precision, cores, flags, wanted, openvino, tmp_path, monkeypatch):
     (tmp_path / "cpuinfo").write_text(f"flags\t\t: fpu {flags}\n")
     monkeypatch.setattr("bench.peers.openvino.CPUINFO", tmp_path / "cpuinfo")
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "x")  # taken back at the end
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "x")  # so that monkeypatch restores the variable at the end
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA")
     (tmp_path / "model.F16.gguf").touch()
     make("openvino", cores, str(tmp_path), precision, "ar")
@@ -85,7 +85,7 @@ def test_openvino_spares_amx_where_it_would_end(precision, cores, flags, wanted,
 
 
 def byte_level(source, path):
-    """A copy of the GGUF file with a tokenizer of bytes, the only kind that OpenVINO reads."""
+    """Copies a GGUF file with a tokenizer of bytes, the only kind that OpenVINO reads."""
     from bench.peers.gguf_file import copied, write
 
     reader = gguf.GGUFReader(source)
@@ -101,7 +101,7 @@ def byte_level(source, path):
 
 
 def test_openvino_installed_says_the_same_with_a_draft(tmp_path, monkeypatch):
-    """The target's own weights as a draft: whole drafts are accepted."""
+    """With the target's own weights as the draft, whole speculations are accepted."""
     pytest.importorskip("openvino_genai")
     monkeypatch.setattr("os.sched_setaffinity", lambda process, cores: None)
     monkeypatch.setattr("ssd.model.hub.cache_folder", lambda: tmp_path / "cache")

@@ -1,4 +1,4 @@
-"""Bad input of a benchmark is one sentence that names the option."""
+"""Bad input of a benchmark is refused in one sentence that names the option."""
 
 import importlib
 import runpy

@@ -1,4 +1,4 @@
-"""bench.theory: the formula, and what it takes from a run of a tiny pair."""
+"""bench.theory: the formula, and its terms from a run of a tiny pair."""
 
 import json
 
@@ -9,7 +9,7 @@ from ssd.runtime.devices.threads import CORES
 
 
 def test_theorem():
-    assert theory.theorem_7(1.0, 3.0, 1.0, 0.5, 9.0) == 3.0  # every outcome prepared for, the draft hidden
+    assert theory.theorem_7(1.0, 3.0, 1.0, 0.5, 9.0) == 3.0  # every outcome is prepared for, and the draft is hidden
     assert theory.theorem_7(1.0, 3.0, 1.0, 2.0, 9.0) == 1.5  # the draft takes two verifications
     assert theory.theorem_7(0.0, 9.0, 2.0, 0.5, 0.25) == pytest.approx(2 / 1.25)
     assert theory.theorem_7(0.5, 3.0, 2.0, 0.5, 0.2) == pytest.approx(2.5 / 1.1)

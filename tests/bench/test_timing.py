@@ -1,4 +1,4 @@
-"""How times are taken and compared."""
+"""Times are taken in turn and compared within rounds."""
 
 from bench import timing
 from bench.peers import timeline

@@ -1,4 +1,4 @@
-"""The process of its own in which each system is measured."""
+"""The process in which each system is measured."""
 
 import os
 

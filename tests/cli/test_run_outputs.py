@@ -1,4 +1,4 @@
-"""What the command line says of samples, penalties, log-probabilities and grammars."""
+"""The command line's handling of samples, penalties, log-probabilities and grammars."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""`python -m ssd.run` as a process: Ctrl-C, terminals, readers that leave, and what is imported."""
+"""`python -m ssd.run` as a process: Ctrl-C, terminals, closed pipes, and what is imported."""
 
 import fcntl
 import json
@@ -20,12 +20,13 @@ def start(
     code="import sys; from ssd import run; run.stop_at_once(); sys.exit(run.main(sys.argv[1:]))",
 ):
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # which background jobs of a shell ignore
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # background jobs of a shell ignore it
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed)
 
 
 def interrupt(process):
-    """(exit code, stderr) after Ctrl-C, which comes with the first output; one that goes on runs into the timeout."""
+    """(exit code, stderr) after Ctrl-C, which is sent at the first output; a process that goes on runs into the
+    timeout."""
     process.stdout.read(1)
     process.send_signal(signal.SIGINT)
     try:

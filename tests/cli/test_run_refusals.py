@@ -1,4 +1,4 @@
-"""Bad options, prompts, models and files are refused in one sentence, and nothing is lost."""
+"""Bad options, prompts, models and files are refused in one sentence, and no file is lost."""
 
 import json
 

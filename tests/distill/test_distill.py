@@ -1,4 +1,4 @@
-"""python -m ssd.distill on tiny random models: record, train, resume, evaluate, refuse."""
+"""python -m ssd.distill on tiny random models: recording, training, resuming, evaluation, refusals."""
 
 import json
 
@@ -44,7 +44,7 @@ def test_what_is_recorded_is_what_the_target_says(tiny):
     _, tops = target.read([np.concatenate([p, c]) for p, c in zip(s.prompts, s.completions, strict=True)], True)
     for i, (ids, nlp) in enumerate(tops):
         rows = slice(len(s.prompts[i]) - 1, -1)
-        assert (ids[rows] == s.top_ids[i]).mean() > 0.95  # near ties may change places
+        assert (ids[rows] == s.top_ids[i]).mean() > 0.95  # near ties may swap
         assert np.abs(nlp[rows].astype(int) - s.top_nlp[i]).max() <= 2
         if s.temperatures[i] == 0:
             assert (s.completions[i] == s.top_ids[i][:, 0]).all()
@@ -62,7 +62,7 @@ def test_a_broken_recording_goes_on(tiny, tmp_path):
 
 
 def test_torch_answers_as_the_engine_does(tiny, tmp_path):
-    """Greedy answers of both ways to record; features come along and are those of a pass over the whole text."""
+    """Both engines record the same greedy answers, and torch's features are those of a pass over the whole text."""
     folder, call = tiny
     record = ["--max-tokens", "12", "--record-batch", "8", "--temperatures", "0", "--feature-layers", "0,2"]
     assert (
@@ -82,7 +82,7 @@ def test_torch_answers_as_the_engine_does(tiny, tmp_path):
     computed = prepare(s, target, tmp_path / "again")
     at = (
         np.cumsum([len(p) + len(c) for p, c in zip(s.prompts, s.completions, strict=True)]) - 1
-    )  # last tokens were never read
+    )  # the last tokens were never read
     keep = np.setdiff1d(np.arange(len(stored)), at)
     a, b = stored[keep].float(), computed[keep].float()
     assert (a - b).norm() < 0.02 * b.norm()
@@ -157,14 +157,14 @@ def test_text_without_a_teacher(tiny, tmp_path):
         "--out",
         str(tmp_path / "d"),
     ]
-    for _ in range(2):  # from the cache the second time
+    for _ in range(2):  # the second time from the cache
         assert distill.main([*call, *more, str(tmp_path / "text.jsonl")]) == 0
 
 
 def test_chains_and_rounds_by_hand():
     ok = torch.tensor([[1, 1, 0, 1, 1], [1, 1, 1, 0, 1]], dtype=torch.bool)
     sequence = torch.tensor([0, 0, 0, 0, 0])
-    taken = chains(ok, sequence)  # of root 0: rows 0 and 1; of root 1: row 1, then row 2 at step 1; ...
+    taken = chains(ok, sequence)  # for root 0: rows 0 and 1; for root 1: row 1, then row 2 at step 1; and so on
     assert taken.tolist() == [2, 2, 0, 2, -1]
     assert walk(taken, sequence) == (2, 6)
     assert chains(ok, torch.tensor([0, 0, 0, 1, 1])).tolist() == [2, 2, -1, 2, -1]
@@ -234,7 +234,8 @@ def test_broken_teacher_data_is_one_sentence(tiny, tmp_path, capsys, content):
 
 
 def test_from_another_draft(tiny, tmp_path, capsys):
-    """What comes out after no learning to speak of is what went in, features rescaled or not."""
+    """Without training to speak of, the draft that comes out is the one that went in, whether features are rescaled or
+    not."""
     kind = ["--feature-layers", "1,2"]
     assert train(tiny, tmp_path / "a", *kind, "--steps", "3") == 0
     still = ["--steps", "1", "--learning-rate", "1e-12", "--weight-decay", "0", "--seed", "5"]
@@ -247,7 +248,7 @@ def test_from_another_draft(tiny, tmp_path, capsys):
 
 
 def test_from_a_smaller_draft(tiny, tmp_path, capsys):
-    """More layers and a larger vocabulary change nothing of what the smaller draft says, until they learn."""
+    """Added layers and a larger vocabulary change nothing of the smaller draft's output until they are trained."""
     folder, _ = tiny
     kind = ["--feature-layers", "1,2"]
     assert train(tiny, tmp_path / "a", *kind, "--steps", "3") == 0

@@ -1,4 +1,4 @@
-"""The draft in torch against what its use will compute, and its loss against autograd."""
+"""The draft in torch against what the runtime will compute, and its loss against autograd."""
 
 import pytest
 import tiny_checkpoint
@@ -26,7 +26,7 @@ def tiny_draft(folder, features=(2,), layers=(1,), hidden=None, vocab=272, dtype
 
 @pytest.mark.parametrize("layers", [(1,), (0, 1)])
 def test_own_steps_are_those_of_decoding(tmp_path, layers):
-    """Step s of a row below root r: rows up to r with the target's features, then the chain that feeds itself."""
+    """Step s of a row below root r sees rows up to r with the target's features, then the chain of the draft's own."""
     draft = tiny_draft(tiny_checkpoint.write(tmp_path), layers=layers)
     random = torch.Generator().manual_seed(1)
     ids = torch.randint(0, 272, (2, 12), generator=random)
@@ -56,7 +56,7 @@ def test_targets_and_drafts_of_other_families(tmp_path, family):
     wanted = theirs(ids).logits
     assert max(relative_error(target.logits(x), wanted)) < 1e-5
     plain = tiny_draft(tmp_path / "target", (), (0, 1))
-    if family != "Llama":  # whose drafts have no biases of o and of products behind attention
+    if family != "Llama":  # drafts have no biases of o or of the products after attention
         assert max(relative_error(plain.logits(plain(ids, None)[0]), wanted)) < 1e-5
     draft = tiny_draft(tmp_path / "target", (0, 2))
     for name, made in (("plain", plain), ("fed", draft)):
@@ -80,7 +80,7 @@ def test_a_draft_of_all_layers_is_the_target(tmp_path):
 
 
 def test_a_draft_as_wide_as_the_target_by_svd_is_the_target(tmp_path, monkeypatch):
-    """The projection on every singular vector is a rotation, which changes nothing."""
+    """The projection on all singular vectors is a rotation, which changes nothing."""
     target = Target(tiny_checkpoint.write(tmp_path), torch.float32)
     wide = LlamaConfig.from_folder(tmp_path).hidden_size
     config = draft_config.plan(tmp_path, [0, 1], (), wide, None)

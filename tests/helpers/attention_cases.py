@@ -1,4 +1,4 @@
-"""Random ragged batches over a paged cache whose unused pages are NaN and unused table entries junk."""
+"""Random ragged batches over a paged cache, whose unused pages are NaN and whose unused table entries are junk."""
 
 from dataclasses import dataclass
 
@@ -23,12 +23,12 @@ class Case:
 
 
 def words(seen):
-    """Booleans [R, 64 W] as int64 words [R, W]."""
+    """Packs booleans [R, 64 W] into int64 words [R, W]."""
     return (seen.unflatten(1, (-1, 64)).long() << torch.arange(64)).sum(-1)
 
 
 def ancestors(parents):
-    """Booleans [n, n]: node i sees node j where j is i or above it; parents[i] < i, -1 for a root."""
+    """Booleans [n, n]: node i sees node j if j is i or an ancestor of i; parents[i] < i, -1 for a root."""
     seen = torch.zeros(len(parents), len(parents), dtype=torch.bool)
     for i, parent in enumerate(parents):
         if parent >= 0:
@@ -51,7 +51,7 @@ def random_parents(n, g):
 
 
 def make_case(prefixes, rows, heads, kv_heads, d, dtype, page_size=16, mask=None, tree=None, seed=0, slots=None):
-    """slots: tree slots of each request that exist in the cache (default: its rows)."""
+    """A random ragged batch. slots: tree slots of each request that exist in the cache (its rows)."""
     g = torch.Generator().manual_seed(seed)
     slots = rows if slots is None else slots
     used = [-(-(p + s) // page_size) if r else 0 for p, s, r in zip(prefixes, slots, rows, strict=True)]
@@ -74,7 +74,7 @@ def make_case(prefixes, rows, heads, kv_heads, d, dtype, page_size=16, mask=None
 
 
 def torch_error(case, wanted, scale, softcap=0.0):
-    """Error of the same computation done by torch in the same dtype, row by row: half of what a kernel may have."""
+    """Error of torch's own computation in the same dtype, row by row: half of what a kernel may have."""
     from ssd.kernels.tree_attention.reference import visible_keys
 
     group, worst = case.q.shape[1] // case.k.shape[2], 0.0

@@ -1,4 +1,4 @@
-"""Inputs of the attention benchmark at a small size."""
+"""Small inputs of the attention benchmark."""
 
 import torch
 

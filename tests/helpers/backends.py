@@ -1,8 +1,8 @@
-"""Every form of the operators behind their public signatures, on tensors of the CPU: what a test says of one form it
-says of all. A test module has `ops = backends.fixture("cpu", "triton")`, and its tests call ops.linear(...).
+"""Every backend of the operators behind their public signatures, on CPU tensors: one test covers all backends.
 
-cuda_host: the CUDA kernels, executed on the host. triton and cuda need a GPU; but where TRITON_INTERPRET=1 was set
-before the start there is the Triton form alone, in Triton's interpreter, and only the tests that have `ops` are run.
+A test module has `ops = backends.fixture("cpu", "triton")`, and its tests call ops.linear(...). cuda_host executes the
+CUDA kernels on the host. triton and cuda need a GPU; but if TRITON_INTERPRET=1 is set before the start, there is only
+the Triton backend, in Triton's interpreter, and only the tests that use `ops` run.
 """
 
 import importlib
@@ -34,14 +34,14 @@ def fixture(*names: str):
 
 
 def affordable(cases: list, few: list) -> list:
-    """The cases, or in the interpreter those that it can afford."""
+    """All cases, or in the interpreter those that it can afford."""
     if any(case not in cases for case in few):
         raise ValueError(f"few: got {few}, wanted some of {cases}")
     return few if INTERPRETED else cases
 
 
 class Operators:
-    """The operators of ssd.kernels in one form."""
+    """The operators of ssd.kernels in one backend."""
 
     def __init__(self, name: str):
         self.name, self.tensor_cores = name, name != "cpu"
@@ -60,22 +60,22 @@ class Operators:
                 return HOST[operator]
 
     def count(self, n: int, few: int) -> int:
-        """n, or in the interpreter few."""
+        """The number n, or a small one in the interpreter."""
         return few if INTERPRETED else n
 
     def activations(self, format: str) -> torch.dtype:
-        """What linear multiplies weights of this format by."""
+        """The input that linear multiplies with weights of this format."""
         return FORMATS[format] if self.tensor_cores else torch.float32
 
     def need(self, dtype: torch.dtype, head_dim: int = 64) -> None:
-        """Skips caches that this form of attention does not have."""
+        """Skips a test on caches that this backend of attention does not support."""
         if self.name.startswith("cuda") and (dtype == torch.float32 or head_dim not in (64, 80, 96, 128, 256)):
             pytest.skip("CUDA C++ has 16-bit caches and head_dim 64, 80, 96, 128 and 256")
         if self.name == "cuda_host" and (head_dim, dtype) not in ((64, torch.bfloat16), (80, torch.float16)):
             pytest.skip("slow under sanitizers, and test_cuda_host has the others")
 
     def lse_error(self, dtype: torch.dtype) -> float:
-        """Tensor cores sum the weights as they multiply them: rounded."""
+        """The weights as tensor cores add them: rounded."""
         return torch.finfo(dtype).eps / 2 if self.tensor_cores and dtype != torch.float32 else 1e-5
 
 
@@ -87,7 +87,7 @@ def form_of(operator: str):
 
 
 def on_gpu(form):
-    """The form on copies; what it did to its arguments is done to the originals."""
+    """Runs the backend on copies, and applies what it did to its arguments to the originals."""
 
     def call(*args, **options):
         bound = inspect.signature(form).bind(*args, **options).arguments
@@ -109,7 +109,7 @@ def to_cpu(result):
 
 
 def to_gpu(t):
-    """A copy with the strides that t has."""
+    """A copy with the strides of t."""
     storage = t.as_strided((t.untyped_storage().nbytes() // t.element_size(),), (1,), 0).cuda()
     return storage.as_strided(t.shape, t.stride(), t.storage_offset())
 
@@ -126,7 +126,7 @@ def host_tree_attention(
 
 
 def host_kv_copy(k_cache, v_cache, sources, targets):
-    """In three orders of threads."""
+    """Copies with three orders of threads, whose results must be equal."""
     from cuda_host import harness
 
     layers, slots, units = len(k_cache), k_cache[0, :, :, 0, 0].numel(), k_cache[0, 0, 0].nbytes // 16

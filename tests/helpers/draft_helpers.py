@@ -11,7 +11,8 @@ HIDDEN, VOCAB = CONFIG["hidden_size"], CONFIG["vocab_size"]
 
 
 def write_draft(folder, *, layers=None, outputs=None, own_embedding=False, depth=1, seed=1, eagle=False, **changes):
-    """A draft folder. layers: feature layers; outputs: size of a trimmed vocabulary; eagle: as EAGLE-3 publishes it."""
+    """Writes a draft folder. layers: feature layers; outputs: size of a trimmed vocabulary; eagle: in EAGLE-3's
+    published form."""
     config = CONFIG | dict(num_hidden_layers=depth, tie_word_embeddings=False) | changes
     hidden = config["hidden_size"]
     random = torch.Generator().manual_seed(seed)
@@ -52,7 +53,7 @@ def rms(x, weight):
 
 
 def rotate(x, positions):
-    """Half-split rotary embedding of x [rows, heads, dim]."""
+    """The half-split rotary embedding of x [rows, heads, dim]."""
     dim = x.shape[-1]
     angle = positions[:, None] * 10000.0 ** (-torch.arange(0, dim, 2) / dim)
     cos, sin = (f(angle)[:, None].repeat(1, 1, 2) for f in (torch.cos, torch.sin))
@@ -60,7 +61,7 @@ def rotate(x, positions):
 
 
 def feature_draft_reference(folder, embedding, tokens, hidden):
-    """Logits [n, outputs] and features [n, H] of rows with these tokens and hidden states, one layer, causal."""
+    """Logits [n, outputs] and features [n, H] of one causal layer, given the tokens and hidden states of its rows."""
     w = load_file(folder / "model.safetensors")
     w = {
         k.replace("midlayer.", "model.layers.0.").replace("model.layers.0.", "").replace("model.", ""): v

@@ -1,4 +1,4 @@
-"""A Hugging Face hub on this machine with a few repositories, each of a few files."""
+"""A Hugging Face hub on this machine, with a few small repositories."""
 
 import hashlib
 import http.server
@@ -10,7 +10,7 @@ GATED = "org/gated"
 
 
 class Local(http.server.ThreadingHTTPServer):
-    """Serves on this machine until its context ends."""
+    """Serves on this machine until the context ends."""
 
     def __init__(self, handler):
         super().__init__(("127.0.0.1", 0), handler)
@@ -26,7 +26,7 @@ class Local(http.server.ThreadingHTTPServer):
 
 
 class Hub(Local):
-    """repositories: {"org/name": {revision: {path: content}}}; `fetched` are the paths that were read."""
+    """A hub with repositories {"org/name": {revision: {path: content}}}; `fetched` has the paths that were read."""
 
     def __init__(self, repositories):
         self.repositories, self.fetched = repositories, []

@@ -1,4 +1,4 @@
-"""A peer for tests of the benchmark: it decodes the prompt's last token over and over, at a known pace."""
+"""A peer for tests of the benchmarks, which repeats the prompt's last token at a known pace."""
 
 import os
 import time

@@ -1,7 +1,7 @@
 """A model, a sampler, a proposer and a tokenizer that make wrong bookkeeping visible.
 
-The model's logits are a function of the tokens that a row sees, read back from the pages: a page that is wrong, shared
-or overwritten, a position that is off or a row in the wrong place changes what comes out.
+The model's logits are a function of the tokens that a row sees, which are read back from the pages. So a page that is
+wrong, shared or overwritten, a wrong position, or a row in the wrong place changes what comes out.
 """
 
 import codecs
@@ -20,7 +20,7 @@ class FakeModel:
     dtype = "fp32"
 
     def __init__(self, context=256, script=None):
-        """script: bytes to say in turn, whatever is seen, in place of the pseudo-random answer."""
+        """A Llama-like model. script: bytes to emit in turn, whatever is seen, in place of the pseudo-random answer."""
         self.config = SimpleNamespace(max_positions=context, vocab_size=VOCABULARY, eos_token_ids=(EOS, OTHER_EOS))
         self.script, self.passes = script, []
 
@@ -33,7 +33,7 @@ class FakeModel:
         return self.forward_features(batch, kv)[0]
 
     def forward_features(self, batch, kv, layers=()):
-        """The feature of a row is a number made of all tokens that it sees."""
+        """The feature of a row, a number made of all tokens that it sees."""
         offsets, page_size = batch.row_offsets.tolist(), kv.page_size
         self.passes.append([b - a for a, b in zip(offsets, offsets[1:], strict=False)])
         k = kv.k.view(-1)
@@ -56,7 +56,7 @@ class FakeModel:
         return torch.stack([logits[r] for r in rows]) if rows else torch.empty(0, VOCABULARY), features
 
     def _logits(self, tokens):
-        if self.script is not None:  # the prompt is one token
+        if self.script is not None:  # the prompt has one token
             said = len(tokens) - 1
             want = self.script[said] if said < len(self.script) else EOS
             return torch.nn.functional.one_hot(torch.tensor(want), VOCABULARY).float()
@@ -69,8 +69,8 @@ def feature(tokens) -> float:
 
 
 class FakeProposer:
-    """Trees with the greedy tokens of a FakeModel here and there, behind others that are wrong. Where it reads features
-    it looks at those of every token that has some."""
+    """A proposer of trees with a FakeModel's greedy tokens in some places, behind wrong ones. If it reads features, it
+    checks those of every token that has them."""
 
     steps, runner, features = 0, None, None
 
@@ -107,7 +107,8 @@ class FakeProposer:
 
 
 def sample(logits, temperature, top_k, top_p, min_p, seeds, positions, logprobs=True):
-    """Gumbel-max whose noise depends on (seed, position, token): the contract of the operator, not its bits."""
+    """Gumbel-max whose noise depends on (seed, position, token), which is the operator's contract, though not its
+    bits."""
     tokens, found = [], []
     for row, t, seed, position in zip(logits, temperature, seeds.tolist(), positions.tolist(), strict=True):
         noise = np.random.Generator(np.random.Philox(key=seed, counter=position)).gumbel(size=len(row))
@@ -118,7 +119,7 @@ def sample(logits, temperature, top_k, top_p, min_p, seeds, positions, logprobs=
 
 
 class FakeTokenizer:
-    """Ids 0..255 are bytes of UTF-8."""
+    """A tokenizer whose ids 0..255 are the bytes of UTF-8."""
 
     def encode(self, text, add_special_tokens=True):
         return list(text.encode())

@@ -1,4 +1,4 @@
-"""The same tiny model twice: a GGUF file, and a folder with its weights dequantised."""
+"""One tiny model in two forms: a GGUF file, and a folder with its weights dequantised."""
 
 import json
 
@@ -39,9 +39,12 @@ TOKENS = ["<s>", "<unk>", "</s>", *(f"<0x{b:02X}>" for b in range(89)), "▁", *
 
 
 def stored(random: np.random.Generator, shape: tuple[int, int], kind: Type) -> np.ndarray:
-    """Rows of a random matrix in this type."""
+    """Rows of a random matrix in this GGUF type."""
     values, size = gguf.GGML_QUANT_SIZES[kind]
-    if kind in (Type.Q4_K, Type.Q6_K):  # which the package reads only: random numbers, scales of a fitting size
+    if kind in (
+        Type.Q4_K,
+        Type.Q6_K,
+    ):  # the package only reads this type: random bytes, and scales of a suitable size
         blocks = random.integers(0, 256, (shape[0], shape[1] // values, size), np.uint8)
         scales = random.uniform(1e-3, 2e-3, (*blocks.shape[:2], 2)).astype(np.float16).view(np.uint8)
         if kind == Type.Q4_K:
@@ -53,7 +56,7 @@ def stored(random: np.random.Generator, shape: tuple[int, int], kind: Type) -> n
 
 
 def paired(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of q or k as a GGUF file of a Llama has them."""
+    """Rows of q or k in the order of a GGUF file of a Llama."""
     return rows.reshape(heads, 2, -1, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
@@ -65,8 +68,8 @@ def gguf_name(name: str) -> str:
 
 
 def write_pair(folder, kind: Type, changes: dict, meta=None, types=None, extra=None):
-    """(path of the GGUF file, folder). meta: (name, value) pairs of the architecture; types: of single tensors, by
-    parts of their names; extra: float32 tensors beside those of the model."""
+    """(path of the GGUF file, folder). meta: (name, value) pairs of the architecture; types: types of single tensors,
+    by parts of their names; extra: float32 tensors beside those of the model."""
     folder.mkdir(parents=True, exist_ok=True)
     raw = CONFIG | changes
     config, arch = LlamaConfig.from_dict(raw), raw["architectures"][0].removesuffix("ForCausalLM").lower()

@@ -1,5 +1,5 @@
-"""What Triton's interpreter must be taught for the Triton forms: a product as tensor cores have it, and sizes at which
-every path is taken at lengths that it can afford."""
+"""What Triton's interpreter needs for our kernels: products like those of tensor cores, and sizes at which every path
+is taken at lengths that it can afford."""
 
 import numpy as np
 
@@ -11,9 +11,9 @@ def to_float(handle, bfloat16):
 
 
 def prepare() -> None:
-    """NumPy's product may sum a row otherwise in another place of the tile; an MMA does not. So the interpreter's dot
-    becomes a chain of products of 16 k, each element on its own, as m16n8k16 is; and it learns bfloat16, and of NumPy
-    2.4 that only arrays without dimensions become numbers (Triton 3.6)."""
+    """Replaces the interpreter's dot by a chain of products of 16 k, each element on its own, as m16n8k16 computes it.
+    NumPy's product may sum a row differently in another place of the tile; an MMA does not. The interpreter also learns
+    bfloat16, and that for NumPy 2.4 only arrays without dimensions become numbers (Triton 3.6)."""
     from triton.runtime import interpreter
 
     from ssd.kernels.sample import triton as sample
@@ -38,6 +38,6 @@ def prepare() -> None:
 
     interpreter._patch_lang_tensor = with_index
     interpreter.InterpreterBuilder.create_dot = dot
-    interpreter.InterpreterBuilder.get_bf16 = bf16  # Triton 3.9 has it
-    sample.CHUNK = 64  # some chunks a row
+    interpreter.InterpreterBuilder.get_bf16 = bf16  # only Triton 3.9 has it
+    sample.CHUNK = 64  # a few chunks a row
     tree_attention.SPAN, tree_attention.TILE = 32, 16

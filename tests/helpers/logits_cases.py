@@ -1,4 +1,4 @@
-"""Logits and filters that samplers are tested with."""
+"""Logits and filters for tests of samplers."""
 
 import torch
 

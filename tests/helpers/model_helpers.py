@@ -17,7 +17,7 @@ TINY = dict(
 
 
 def save_tiny(folder, seed=0, family="Llama", **changes):
-    """A random model of transformers, saved; weights large enough that attention is far from uniform."""
+    """A random model of transformers, saved; its weights are large enough that attention is far from uniform."""
     import transformers
 
     torch.manual_seed(seed)
@@ -34,7 +34,8 @@ one_request = Batch.chain
 
 
 def one_tree(ids, parents, prefix, page_size=16):
-    """Batch of a tree after `prefix` tokens, whose pages are 0, 1, ...; parents: of each row, -1 for the root."""
+    """The Batch of a tree after `prefix` tokens in pages 0, 1, ...; parents: the parent of each row, -1 for the
+    root."""
     batch, depth, mask = one_request(ids, prefix, page_size), [], []
     for i, parent in enumerate(parents):
         depth.append(depth[parent] + 1 if parent >= 0 else 0)

@@ -1,4 +1,4 @@
-"""Requests with penalties and biases, and all that an output tells."""
+"""Requests with penalties and biases, and everything that an output has."""
 
 import torch
 
@@ -20,7 +20,7 @@ PENALISED = [
 
 
 def requests(**more):
-    """(prompts, params): every kind at temperature 0 and above, with and without filters."""
+    """(prompts, params) of every kind at temperature 0 and above, with and without filters."""
     cases = [(t, k, extra) for extra in PENALISED for t, k in ((0.0, 0), (0.9, 40))]
     params = [
         SamplingParams(

@@ -1,4 +1,4 @@
-"""Calls of the command in this process."""
+"""Calls of the command line in this process."""
 
 from ssd.run import main
 
@@ -11,7 +11,7 @@ def call(capsys, *arguments):
 
 
 def refused(capsys, *arguments):
-    """The one sentence of a refusal."""
+    """The one sentence with which the command line refuses the arguments."""
     code, out, err = call(capsys, *arguments)
     assert (code, out) == (2, "")
     assert err.startswith("ssd: ") and err.count("\n") == 1 and "Traceback" not in err

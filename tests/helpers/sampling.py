@@ -1,10 +1,10 @@
-"""What the tests of sampling and verification share."""
+"""What the tests of sampling and of verification share."""
 
 import torch
 
 
 def params(rows, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, position=5):
-    """temperature, top_k, top_p, min_p, seeds, positions of `rows` rows, each with a seed of its own."""
+    """The arguments temperature, top_k, top_p, min_p, seeds and positions for `rows` rows, each with its own seed."""
     return (
         torch.full((rows,), float(temperature)),
         torch.full((rows,), top_k, dtype=torch.int32),
@@ -16,7 +16,7 @@ def params(rows, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, positio
 
 
 def every(rows, temperatures, filters, position=5):
-    """params of all pairs of a temperature and filters (top_k, top_p, min_p), `rows` times."""
+    """The params of all pairs of a temperature and filters (top_k, top_p, min_p), repeated for `rows` rows."""
     pairs = [(t, *f) for _ in range(rows) for t in temperatures for f in filters]
     temperature, top_k, top_p, min_p = (torch.tensor(values) for values in zip(*pairs, strict=True))
     seeds = torch.arange(len(pairs)) * 7919
@@ -24,7 +24,7 @@ def every(rows, temperatures, filters, position=5):
 
 
 def random_trees(batch, nodes, vocab, generator, shape="any"):
-    """row_offsets, tokens, parents of trees of 0 to `nodes` nodes; shape: any, chain, star or full (all nodes)."""
+    """(row_offsets, tokens, parents) of trees of 0 to `nodes` nodes; shape: any, chain, star or full (all nodes)."""
     sizes = torch.randint(0, nodes + 1, (batch,), generator=generator)
     if shape == "full":
         sizes[:] = nodes

@@ -7,7 +7,7 @@ K = 5
 
 
 class Fixed:
-    """A pass takes the same time whatever it holds."""
+    """Times of passes that are the same whatever a pass holds."""
 
     def __init__(self, verify, draft):
         self.seconds = verify, draft

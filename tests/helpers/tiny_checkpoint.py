@@ -46,7 +46,7 @@ def weights(config: dict) -> dict[str, torch.Tensor]:
 
 
 def write(folder, **changes):
-    """The folder, with config.json changed where named; a change to None takes the key away."""
+    """Writes the checkpoint and returns its folder. changes: keys of config.json; None removes a key."""
     config = {k: v for k, v in (CONFIG | changes).items() if v is not None}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))

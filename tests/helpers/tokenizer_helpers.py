@@ -11,7 +11,7 @@ TEXT = ["the quick brown fox jumps over the lazy dog", "Grüße, 東京 🙂 and
 
 
 def with_byte_pieces():
-    """As Llama 1 and 2 have it."""
+    """A tokenizer like that of Llama 1 and 2."""
     vocab = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), "▁", *"thequickbrownfx", "▁the", "th"]
     vocab += ["the"]
     ids = {piece: i for i, piece in enumerate(dict.fromkeys(vocab))}

@@ -1,6 +1,6 @@
-"""The CUDA part of the extension compiled as setup.py would have it compiled, against torch's own headers.
+"""The CUDA part of the extension compiles as setup.py has it, against torch's own headers.
 
-A build of torch without CUDA has these headers but not the libraries: what is left to a machine with a GPU is linking.
+A build of torch without CUDA has these headers but not the libraries, so only linking is left to a machine with a GPU.
 """
 
 import runpy
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def extension():
-    """What setup.py asks for where torch has CUDA."""
+    """The sources and flags of setup.py if torch has CUDA."""
     if not shutil.which("nvcc"):
         pytest.skip("nvcc is not there: the extension's CUDA sources are not compiled")
     asked = {}
@@ -49,7 +49,7 @@ def test_sources_are_all_and_architectures_those_with_the_instructions(extension
     assert archs and all("_80" in flag or "_90" in flag for flag in archs)
 
 
-# The instances of attention, of which some are compiled by test_cuda_compile too, and torch's headers take minutes.
+# test_cuda_compile compiles some of the attention's instances too, and torch's headers take minutes.
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("ops.cu", "attention_bf16.cu", "attention_fp16.cu")]
 
 

@@ -1,4 +1,4 @@
-"""A few CUDA kernels compiled by nvcc without a GPU: what the machine code must and must not have."""
+"""A few CUDA kernels, compiled by nvcc without a GPU: what their machine code must and must not have."""
 
 import shutil
 

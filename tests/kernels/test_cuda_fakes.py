@@ -1,4 +1,4 @@
-"""Fakes of the operators that only CUDA C++ has: they trace and export where there is no GPU."""
+"""Fakes of the operators that only CUDA C++ has, which trace and export without a GPU."""
 
 import torch
 from attention_cases import make_case
@@ -47,7 +47,7 @@ def test_verify_swap_gives_what_its_result_says():
 
 
 class Round(torch.nn.Module):
-    """The end of a round and the attention after it, as an engine would have them traced together."""
+    """The end of a round and the attention after it, traced together as an engine would."""
 
     def forward(self, q, k, v, table, prefix, offsets, *swap):
         done = torch.ops.ssd.verify_swap(*swap, None)

@@ -1,5 +1,5 @@
-"""The CUDA C++ kernels on a GPU, by the tests that they pass on the host; attention and kv_copy also by
-the tests that all forms share."""
+"""The CUDA C++ kernels on a GPU, in the tests that they pass on the host; attention and kv_copy also in the tests that
+all backends share."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,8 @@ def test_attention_matches_reference_and_every_row_plain_decoding(shape):
 @pytest.mark.parametrize("mask", [None, "tree"])
 @pytest.mark.parametrize("form", [tree_attention, cuda_tree_attention], ids=["triton", "cuda"])
 def test_a_row_does_not_depend_on_how_many_come_with_it(form, mask):
-    """From one row to so many that spans are folded in place; the same request in a batch and alone."""
+    """The sizes go from one row to enough rows that spans are folded in place; a request is the same in a batch and
+    alone."""
     rng = np.random.default_rng(11)
     x = ac.make(rng, [40, 300 if mask is None else 60, 1], [1000, 700, 2000], heads=(32, 8), head_dim=128, mask=mask)
     whole = attend(x, form)
@@ -51,7 +52,7 @@ def test_attention_with_offsets_beyond_32_bits(form):
     args = {n: None if x[n] is None else x[n].cuda() for n in NAMES}
     for dim in range(3):
         strides = list(x["k"].stride())
-        strides[dim] = 2**31 // (x["k"].shape[dim] - 1) // 8 * 8 + 64  # the last one is beyond 2^31 elements
+        strides[dim] = 2**31 // (x["k"].shape[dim] - 1) // 8 * 8 + 64  # the last element is beyond 2^31
         base = torch.empty(sum((n - 1) * s for n, s in zip(x["k"].shape, strides, strict=True)) + 1, dtype=x["k"].dtype,
                            device="cuda")  # fmt: skip
         far = {n: base.as_strided(x["k"].shape, strides).copy_(args[n]) for n in "k"}

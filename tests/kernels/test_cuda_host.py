@@ -34,7 +34,7 @@ def test_helpers_do_what_their_definitions_say(host):
             np.ones(64),
             np.zeros(64),
             [sum(range(w, k + 1)) for w, k in zip(warp, i, strict=True)],
-            np.full(64, nan),  # a copy is seen at its wait, not before
+            np.full(64, nan),  # a copy becomes visible at its wait, not before
             np.full(64, nan),
             np.where(i % 2, x.view(np.uint32)[4 * i + 3], 0),
             np.where((63 - i) % 2, x.view(np.uint32)[4 * (63 - i)], 0),
@@ -75,7 +75,7 @@ def test_matches_reference_and_bits_are_the_same_under_every_plan_and_order(host
 @pytest.mark.parametrize("order", range(4))
 @pytest.mark.parametrize("mask", [None, "tree"])
 def test_a_row_equals_plain_decoding_in_every_bit(host, mask, order):
-    """Each row again as the one new token of a sequence that holds the keys of its path, whatever the MMA's order."""
+    """Each row equals the one new token of a sequence with the keys of its path, in any order of the MMA's sums."""
     rng = np.random.default_rng(5)
     x = ac.make(rng, [7, 4], [250, 61], heads=(3, 1), mask=mask)
     whole = attend(host, x, mma_order=order)
@@ -101,7 +101,7 @@ def test_soft_cap_float_queries_and_strides(host):
 @pytest.mark.parametrize("stride", range(3), ids=["pages", "slots", "heads"])
 @pytest.mark.parametrize("mask", [None, "tree"])
 def test_offsets_beyond_32_bits(host, mask, stride):
-    """The caches' pages, slots or heads 2^32 elements apart."""
+    """Pages, slots or heads of the caches are 2^32 elements apart."""
     x = ac.make(np.random.default_rng(10), [3, 2], [20, 5], heads=(4, 2), mask=mask)
     strides = list(x["k"].stride()[:3])
     strides[stride] = 2**32 + 8 * 64
@@ -134,7 +134,7 @@ def test_a_row_that_sees_nothing_is_zero(host):
     ac.check(x, out, lse)
 
 
-EDITS = [  # in one build; PLANTED(n) is true when a case asks for fault n
+EDITS = [  # in one build, where PLANTED(n) is true if a case asks for fault n
     ("load.cuh", "bool there = at.x >= 0;", "bool there = at.x >= 0 || PLANTED(1);"),
     ("load.cuh", "dst + key * S::LD + d, src", "dst + (key + PLANTED(2)) * S::LD + d, src"),
     (

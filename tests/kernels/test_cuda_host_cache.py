@@ -1,4 +1,4 @@
-"""The CUDA kernels kv_copy and verify_swap, executed on the host; the CPU form of the cache says what is right."""
+"""The CUDA kernels kv_copy and verify_swap, executed on the host and compared with the CPU's."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,8 @@ def host():
 
 @pytest.mark.parametrize("name", ["cycle", "path down"])
 def test_kv_copy_with_offsets_beyond_32_bits(host, name):
-    """Slots 2^31 units of 16 bytes apart would be too much even to reserve: 2^27 slots of 30 units, and two layers."""
+    """The cache is large: 2^27 slots of 30 units and two layers, since slots 2^31 units apart would be too much to
+    reserve."""
     moves = np.array(MOVES[name], dtype=np.int64).T
     near = np.random.default_rng(1).integers(0, 1 << 16, (2, 12, 240)).astype(np.uint16)
     case = {"kernel": "kv_copy", "results": "k,v", "layers": 2, "layer": 12 * 30, "units": 30}
@@ -70,7 +71,7 @@ def test_verify_swap_is_match_swap_post_and_the_next_inputs(host, seed, features
 
 
 def test_verify_swap_with_slots_beyond_32_bits(host):
-    """Pages far into a cache: their numbers fit 32 bits, times the page size they do not."""
+    """The numbers of pages far into a cache fit 32 bits; times the page size, they do not."""
     r = Rounds(2)
     r.publish([0, 2], 5)
     near = read(harness.run([r.case()], host)[0])
@@ -88,7 +89,7 @@ def test_verify_swap_leaves_alone_what_it_must(host):
     r.publish([0, 1, 2, 3], 3)
     before, slots = r.cache.block.clone(), r.slots.clone()
     r.slots[0] = -1  # no request
-    r.sampled[1, :], r.sampled[2, :] = -1, VOCAB  # rows whose logits were no numbers
+    r.sampled[1, :], r.sampled[2, :] = -1, VOCAB  # rows whose logits were NaN
     r.cache.length[slots[3]] = 60  # the log is full
     before = r.cache.block.clone()
     x = r.inputs()

@@ -1,4 +1,5 @@
-"""flash-attn as an opt-in for prompts, with a stand-in of the package that computes by torch and keeps arguments."""
+"""flash-attn as an option for prompts, with a stand-in for the package that computes with torch and records
+arguments."""
 
 import sys
 from types import ModuleType, SimpleNamespace
@@ -20,7 +21,7 @@ CUDA = torch.device("cuda")
 
 
 def sdpa(q, k, v, scale):
-    """q [T, Hq, D], k and v [L, Hkv, D]; row t of T sees the first L - T + t + 1 keys."""
+    """Attention of q [T, Hq, D] over k and v [L, Hkv, D], where row t of T sees the first L - T + t + 1 keys."""
     seen = torch.arange(len(k)) <= torch.arange(len(k) - len(q), len(k))[:, None]
     q, k, v = (x.transpose(0, 1) for x in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, seen, scale=scale, enable_gqa=True).transpose(0, 1)
@@ -28,7 +29,7 @@ def sdpa(q, k, v, scale):
 
 @pytest.fixture
 def package(monkeypatch):
-    """flash_attn; package.calls holds the arguments of its calls."""
+    """A stand-in for flash_attn; package.calls has the arguments of its calls."""
     calls = []
 
     def flash_attn_varlen_func(
@@ -67,7 +68,7 @@ def test_prompts_agree_with_tree_attention_and_other_rows_equal_it(package, pref
     case.q = case.q.float()
     got = prompts(case, flash.function(CUDA)).attend(case.q, case.k, case.v, scale)
     wanted = tree_attention(*case.args(), scale=scale)[0]
-    torch.testing.assert_close(got, wanted, rtol=0, atol=0.03)  # q and the result have 16 bits there
+    torch.testing.assert_close(got, wanted, rtol=0, atol=0.03)  # q and the result have 16 bits here
     (call,) = package.calls
     long = [b for b, n in enumerate(rows) if n > 64]
     counts, keys = [rows[b] for b in long], [prefixes[b] + rows[b] for b in long]
@@ -89,7 +90,7 @@ def test_verifications_and_steps_are_no_prompts():
 
 
 def mixed(model, ids):
-    """A prompt of 80 tokens in a pass with a step of another request."""
+    """A prompt of 80 tokens shares a pass with a step of another request."""
     one, two = one_request(ids[:80]), one_request(ids[30:31], prefix=30, first_page=5)
     table = F.pad(two.page_table, (0, one.page_table.shape[1] - two.page_table.shape[1]))
     joined = {name: torch.cat([getattr(one, name), getattr(two, name)]) for name in ("ids", "positions", "slots")}
@@ -117,7 +118,9 @@ def test_a_model_takes_it_for_prompts_only_where_asked(checkpoint, package):
         results.append((logits, features, torch.cat(steps)))
         assert len(package.calls) == (0 if call is None else model.config.num_layers)
     (plain, features, steps), (got, got_features, got_steps) = results
-    assert torch.equal(got[2], plain[2]) and torch.equal(got_features[80], features[80])  # the step of the other
+    assert torch.equal(got[2], plain[2]) and torch.equal(
+        got_features[80], features[80]
+    )  # the step of the other request
     assert not torch.equal(got, plain)
     for ours, wanted in ((got, plain), (got_features, features), (got_steps, steps)):
         assert max(relative_error(ours, wanted)) < 0.03

@@ -12,7 +12,7 @@ ops = backends.fixture("cpu", "triton", "cuda", "cuda_host")
 
 
 def caches(dtype=torch.float32):
-    """Every element has bits of its own."""
+    """Caches whose elements all have different bits."""
     bits = torch.int32 if dtype == torch.float32 else torch.int16
     k = torch.arange(1, 2 * SLOTS * 16 + 1, dtype=bits).view(dtype).view(2, 9, 16, 2, 8)
     return k, k.flip(0, 1).contiguous()
@@ -51,7 +51,7 @@ def test_opcheck_and_threads():
     moves = torch.tensor([1, 2, 3]), torch.tensor([2, 3, 1])
     torch.library.opcheck(torch.ops.ssd.kv_copy.default, (*caches(), *moves))
     few, many = (caches(), moves), (torch.randn(2, 8, 9, 16, 8, 64), torch.randperm(SLOTS)[:128].view(2, 64))
-    for (k, v), moves in few, many:  # many: 4 MB, which threads share
+    for (k, v), moves in few, many:  # many: 4 MB, which several threads copy
         wanted = k.clone(), v.clone()
         reference.kv_copy(*wanted, *moves)
         for threads in (1, 2, 5):

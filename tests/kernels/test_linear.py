@@ -27,7 +27,7 @@ def make(n, k, rows, seed=0):
 
 
 def groups_of_64(x):
-    """Largest magnitude of each row and 64 inputs, at every input."""
+    """The largest magnitude of each row and 64 inputs, repeated for every input."""
     padded = torch.nn.functional.pad(x, (0, -x.shape[1] % 64)).unflatten(1, (-1, 64))
     return padded.abs().amax(-1, keepdim=True).expand_as(padded).flatten(1)[:, : x.shape[1]]
 
@@ -38,14 +38,14 @@ def quantised(x, scale):
 
 
 def blocks_of(w, fmt):
-    """The blocks of a GGUF file, as the gguf package rounds to them."""
+    """Weights in the blocks of a GGUF file, rounded by the gguf package."""
     padded = torch.nn.functional.pad(w, (0, -w.shape[1] % 32)).numpy()
     quants = gguf.quants.quantize(padded, gguf.GGMLQuantizationType[fmt.upper()])
     return torch.from_numpy(quants).unflatten(1, (-1, BLOCK_BYTES[fmt]))
 
 
 def expected(w, x, bias, residual, fmt, quantise):
-    """The definition in float64, on the values that the format keeps; quantise: of x too."""
+    """The definition in float64, on the values that the format stores; quantise: whether x is rounded too."""
     if fmt in ("bf16", "fp16"):
         w = w.to(backends.FORMATS[fmt]).float()
     if fmt == "int8":
@@ -66,7 +66,7 @@ def test_matches_definition(ops, shape, rows):
         x = x.float()
         wanted = expected(w, x, bias, residual, fmt, quantise=ops.name == "cpu")
         torch_error = ((x @ w.T + bias + residual) - (x.double() @ w.double().T + bias + residual)).abs().max()
-        # x in int8: values at a half may round to either side, at most a handful of steps of 1 / 127
+        # x in int8: values halfway may round to either side, so results differ by a few steps of 1 / 127
         bound = 0.02 if fmt == "int8" or fmt in BLOCK_BYTES else 2 * torch_error + 2e-6
         assert got.dtype == torch.float32 and (got - wanted).abs().max() <= bound, fmt
 
@@ -81,7 +81,7 @@ def test_int8_is_exact_on_values_it_can_hold(ops):
 
 @pytest.mark.parametrize("fmt", BLOCK_BYTES)
 def test_blocks_are_those_of_a_gguf_file(fmt):
-    """Rounded as the gguf package rounds, the same numbers as it reads, and kept as they are."""
+    """Weights are rounded as the gguf package rounds them, and numbers that it read are kept."""
     w = torch.randn(40, 96, generator=torch.Generator().manual_seed(0))
     w[3], w[5, 32:64] = 0, 0.25
     blocks = blocks_of(w, fmt)
@@ -96,7 +96,7 @@ def test_blocks_are_those_of_a_gguf_file(fmt):
 
 @pytest.mark.parametrize("fmt", BLOCK_BYTES)
 def test_integers_at_their_ends(fmt, isas):
-    """The largest sums that there are, in each instruction set."""
+    """The sums are the largest possible, in each instruction set."""
     blocks = torch.zeros(32, 3, BLOCK_BYTES[fmt], dtype=torch.uint8)
     scales = 4 if fmt == "q4_1" else 2
     blocks[..., :scales].view(torch.float16)[:] = 1
@@ -112,7 +112,7 @@ SLICES = [(0, 1), (0, 2), (0, 3), (0, 5), (0, 6), (0, 7), (0, 12), (0, 13), (0, 
 
 @pytest.mark.parametrize("fmt", backends.affordable(list(FORMATS), ["bf16", "int8"]))
 def test_a_row_has_the_same_bits_among_any_rows(ops, fmt):
-    """Alone, and among rows that take the middle and the widest tiles."""
+    """A row has the same result alone and among rows that use the middle and the widest tiles."""
     if fmt not in ops.formats:
         pytest.skip("formats of GGUF files are the CPU's")
     n, k = (64, 576) if fmt == "bf16" else (32, 200)

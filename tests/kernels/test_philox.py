@@ -6,7 +6,7 @@ from scipy import stats
 from ssd.kernels import noise_words
 from ssd.kernels.sample import reference
 
-# counter, key, result: the known answers published with the generator (Random123, kat_vectors)
+# counter, key, result: known answers, published with the generator (Random123, kat_vectors)
 KNOWN = [
     ([0] * 4, [0] * 2, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
     ([0xFFFFFFFF] * 4, [0xFFFFFFFF] * 2, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),

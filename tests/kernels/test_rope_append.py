@@ -42,7 +42,7 @@ def check_reference(ops, args, dtype):
     q, wanted = ops.rope_append(*args), reference.rope_append(*theirs)
     assert q.dtype == (dtype if ops.tensor_cores else torch.float32)
     torch.testing.assert_close(q.float(), wanted, rtol=max(1e-5, STEP[q.dtype]), atol=1e-6)
-    for ours, wanted in zip(args[5:7], theirs[5:7], strict=True):  # nothing else was touched
+    for ours, wanted in zip(args[5:7], theirs[5:7], strict=True):  # nothing else was written
         torch.testing.assert_close(ours, wanted, rtol=STEP[dtype], atol=1e-6, equal_nan=True)
 
 

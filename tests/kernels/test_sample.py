@@ -14,7 +14,7 @@ ops = backends.fixture("cpu", "triton")
 
 @pytest.mark.parametrize("vocab", backends.affordable([1, 5, 63, 64, 65, 1000, 5003], [5, 65]))
 def test_matches_reference(ops, vocab):
-    """Every row under parameters of its own."""
+    """The params of rows, each with its own."""
     a = every(ops.count(20, 1), backends.affordable([0, 0.01, 0.3, 1, 2], [0, 0.3]), FILTERS)
     x = logits_of(len(a[0]), vocab)
     tokens, logprobs = ops.sample(x, *a)
@@ -54,7 +54,9 @@ def test_top_p_of_flat_and_of_peaked_distributions():
     peaked[0, 7] = 0
     assert torch.nonzero(probs(peaked, *params(1, 1, top_p=0.999)[:4])[0])[:, 0].tolist() == [7]
     kept = torch.nonzero(probs(peaked, *params(1, 1, top_p=1 - 2**-24)[:4])[0])[:, 0]
-    assert 1000 < len(kept) < 4000 and kept[-1] == len(kept) - 1  # the tail has more mass than 2^-24: lowest ids first
+    assert (
+        1000 < len(kept) < 4000 and kept[-1] == len(kept) - 1
+    )  # the tail has more mass than 2^-24, so the lowest ids come first
 
 
 def test_isas_give_the_same_bits(isas):
@@ -121,7 +123,7 @@ def test_a_slice_of_a_padded_vocabulary(ops):
 
 @pytest.mark.parametrize("seed,word,chosen", [(1836991927, 0, 0), (1352247272, 2**32 - 1, 1)])
 def test_the_smallest_and_greatest_noise(ops, seed, word, chosen):
-    """Seeds found by search: the word of token 0 at position 0 is 0, or 2^32 - 1."""
+    """The seeds were found by search: the word of token 0 at position 0 is 0, or 2^32 - 1."""
     seeds, positions = torch.tensor([seed]), torch.tensor([0])
     assert ops.noise_words(seeds, positions, 1)[0, 0] == word
     a = (*params(1)[:4], seeds, positions)

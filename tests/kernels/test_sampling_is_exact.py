@@ -1,8 +1,8 @@
-"""The joint distribution of the next three tokens, by every rule and kind of proposal, against the exact one.
+"""The joint distribution of the next three tokens, for every rule and kind of proposal, against the exact one.
 
-At least 400,000 draws each. A result passes if chi-squared (cells with an expectation below 5 pooled) is not
-significant at 1e-6, and the total variation is below its expectation, at most sum sqrt(p (1 - p) / n) / 2, by the
-margin that McDiarmid's inequality gives for 1e-6: sqrt(ln 1e6 / 2n). Planted biases must fail.
+Each test has at least 400,000 draws. A result passes if chi-squared (with cells below an expectation of 5 pooled) is
+not significant at 1e-6, and if the total variation is less than its expectation, at most sum sqrt(p (1 - p) / n) / 2,
+plus the margin of McDiarmid's inequality for 1e-6, sqrt(ln 1e6 / 2n). Planted biases must fail.
 """
 
 import math
@@ -30,7 +30,7 @@ def one_thread():
 
 
 def passes(counts, expected):
-    """Whether counts of cells could come from the distribution `expected`."""
+    """Whether the counts of cells may come from the distribution `expected`."""
     n = counts.sum()
     assert n >= DRAWS and abs(expected.sum() - 1) < 1e-6
     tv = np.abs(counts / n - expected).sum() / 2
@@ -46,7 +46,8 @@ def passes(counts, expected):
 
 
 class World:
-    """A target and a draft whose next token depends on the last one; and what the target's text is distributed as."""
+    """A target and a draft whose next token depends on the last one, and the exact distribution of the target's
+    text."""
 
     def __init__(self, vocab, temperature, quality, filters=(0, 1.0, 0.0), seed=0):
         g = torch.Generator().manual_seed(seed)
@@ -71,7 +72,8 @@ class World:
 
 
 def propose(world, kind, shape, last, seeds, positions, saguaro_c):
-    """Trees of len(shape) levels, shape[d] children a node -> tokens [B, N], parents [N], last token of each row, q."""
+    """Trees with len(shape) levels and shape[d] children a node: tokens [B, N], parents [N], last token of each row,
+    q."""
     batch, parents, tokens, rows, level = len(last), [], [], [last], [(-1, last)]
     q = torch.zeros(batch, 1 + sum(math.prod(shape[: d + 1]) for d in range(len(shape))), world.vocab)
     for depth, width in enumerate(shape):
@@ -86,7 +88,7 @@ def propose(world, kind, shape, last, seeds, positions, saguaro_c):
                 ids = top_f(own.log(), *params(batch)[:4], seeds, positions + depth, width, purpose=3)[0]
             elif kind == "greedy":
                 ids = logits.topk(width, 1).indices
-            else:  # arbitrary: whatever stands in some table, here neighbours of the last token
+            else:  # arbitrary tokens, as from some table: here neighbours of the last token
                 ids = (token[:, None] * 3 + depth + torch.arange(width)) % world.vocab
             q[:, node + 1] = own
             for i in range(width):
@@ -176,8 +178,13 @@ def test_rejection_rule(vocab, temperature, quality, filters, kind, shape, sagua
 @pytest.mark.parametrize(
     "rule,kind,flag,plant",
     [
-        ("coupled", "coupled", None, "same noise"),  # one noise for all positions of a round
-        ("rejection", "sampled", None, "wrong row"),  # q of another request: ratio and residual of the wrong row
+        ("coupled", "coupled", None, "same noise"),  # the same noise for all positions of a round
+        (
+            "rejection",
+            "sampled",
+            None,
+            "wrong row",
+        ),  # q of another request, so that ratio and residual are those of the wrong row
         ("rejection", "arbitrary", Kind.SAMPLED, None),  # fillers verified as if they were samples of q
         ("rejection", "greedy", Kind.SAMPLED, None),
     ],
@@ -187,7 +194,7 @@ def test_planted_faults_are_seen(rule, kind, flag, plant):
     assert not passes(simulate(world, rule, kind, (1, 1), flag, plant=plant), world.exact())
 
 
-# One step in NumPy with faults to plant: p and q have ratios of 0, 1/2, 3/4 and more on what q proposes, so that
+# One step in NumPy with faults to plant. p and q have ratios of 0, 1/2, 3/4 and more where q proposes, so that
 # coarse uniforms k / 256 lose nothing.
 P, Q = np.array([0, 0, 2, 3, 3, 4, 4, 0]) / 16, np.array([4, 4, 4, 4, 0, 0, 0, 0]) / 16
 
@@ -226,7 +233,7 @@ def test_sample_draws_from_the_processed_distribution(vocab, temperature):
 
 
 def test_small_biases_are_seen():
-    """The power of the threshold: a hundredth of the mass moved."""
+    """The threshold has the power to see a hundredth of the mass moved."""
     x = torch.zeros(DRAWS, 10)
     counts = np.bincount(sample(x, *params(DRAWS), False)[0].numpy(), minlength=10)
     assert passes(counts, np.full(10, 0.1))

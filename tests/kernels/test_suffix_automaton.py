@@ -1,4 +1,4 @@
-"""The suffix automaton against comparing every suffix with every place."""
+"""The suffix automaton against a comparison of every suffix with every place."""
 
 import gc
 import resource
@@ -17,7 +17,7 @@ LONG = 32768
 
 
 def texts():
-    """Few letters, so that suffixes come back; also pieces of the text copied again."""
+    """A text of few letters, so that suffixes recur, and of copies of its own pieces."""
     letters = st.integers(1, 5).flatmap(lambda v: st.lists(st.integers(0, v - 1), max_size=60))
     pieces = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=8), min_size=1, max_size=4)
     copies = pieces.flatmap(lambda ps: st.lists(st.sampled_from(ps), max_size=10).map(lambda x: sum(x, [])))
@@ -50,7 +50,7 @@ def awkward():
 
 @pytest.mark.parametrize("tokens", [pytest.param(t, id=name) for name, t in awkward()])
 def test_long_texts_cost_linear_memory_and_little_time(tokens):
-    """A loose bound of time, which what is quadratic in the length would miss by far; bench.ngram measures."""
+    """The bound on time is loose, but quadratic work would miss it by far; bench.ngram measures."""
     text = SuffixAutomaton()
     begin = time.thread_time()
     text.follow(tokens[: LONG // 2], 0, 0)

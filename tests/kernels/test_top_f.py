@@ -35,7 +35,7 @@ def test_excluded_ids_do_not_count(ops, temperature):
 
 @pytest.mark.parametrize("temperature", backends.affordable([0, 1], [1]))
 def test_trimmed_vocabulary_uses_the_noise_of_the_target(ops, temperature):
-    """A draft that knows some ids only: the best of the full vocabulary with all others masked."""
+    """A draft that knows some ids only finds the best of the full vocabulary with all others masked."""
     rows = ops.count(40, 1)
     full = torch.randn(rows, 501, generator=torch.Generator().manual_seed(1))
     a = params(rows, temperature)
@@ -86,7 +86,7 @@ def test_the_first_is_the_token_that_the_target_would_draw(ops):
 
 
 def test_isas_and_thread_counts_give_the_same_bits(isas):
-    x, a = logits_of(24, 1001), params(24, 0.9, top_p=0.8)  # enough to be shared out
+    x, a = logits_of(24, 1001), params(24, 0.9, top_p=0.8)  # enough rows for several threads
     results = []
     for isa in isas:
         torch.ops.ssd.set_isa(isa)
@@ -99,7 +99,7 @@ def test_isas_and_thread_counts_give_the_same_bits(isas):
 
 
 def test_purpose_3_samples_without_replacement():
-    """Ordered pairs of 5 tokens, 300,000 draws."""
+    """Ordered pairs of 5 tokens follow the exact distribution in 300,000 draws."""
     logits = torch.tensor([[0.0, 1.0, -1.0, 0.5, -2.0]])
     n, p = 300_000, torch.softmax(logits[0].double() / 0.8, 0).numpy()
     ids = top_f(logits.expand(n, 5).contiguous(), *params(n, 0.8), 2, purpose=3)[0].numpy()

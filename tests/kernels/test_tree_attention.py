@@ -57,7 +57,7 @@ def test_random_batches(data):
 
 @pytest.mark.parametrize("num_words", backends.affordable([2, 4, 8], [2]))
 def test_forest_rows_see_their_own_branch(ops, num_words):
-    """The newest depth of M branches by K steps: slot i * M + m is step i of branch m."""
+    """The rows are the newest depth of M branches by K steps: slot i * M + m is step i of branch m."""
     if ops.name == "cuda_host" and num_words > 2:
         pytest.skip("slow under sanitizers")
     m, steps = ops.count(8, 2) * num_words, ops.count(8, 20)
@@ -68,7 +68,8 @@ def test_forest_rows_see_their_own_branch(ops, num_words):
 
 
 def test_chain_equals_causal_and_a_row_is_itself_everywhere(isas):
-    """Bitwise: as a chain and as causal rows, alone and among others, any threads, any instruction set."""
+    """A row is bitwise the same as a chain and as causal rows, alone and among others, with any threads and
+    instructions."""
     for prefixes, rows in (([0, 250, 513], [40, 17, 1]), ([700], [64])):
         case = make_case(prefixes, rows, 9, 3, 64, torch.bfloat16)
         case.q = case.q.float()
@@ -102,7 +103,7 @@ def test_chain_equals_causal_and_a_row_is_itself_everywhere(isas):
 
 @pytest.mark.parametrize("prefix", backends.affordable([0, 1, 61, 250, 300], [61]))
 def test_a_tree_row_equals_the_decoded_row(ops, prefix):
-    """Every path of a branching tree, written out as a chain in a cache of its own, gives the same bits."""
+    """Every path of a branching tree has the same bits as a chain in its own cache."""
     g, rows = torch.Generator().manual_seed(3), ops.count(24, 9)
     parents = [-1] + [int(torch.randint(0, i, (1,), generator=g)) for i in range(1, rows)]
     case = make_case([prefix], [rows], 6, 2, 64, torch.bfloat16, mask=tree_mask([parents], 1))
@@ -138,9 +139,9 @@ def test_strided_and_sliced_inputs(ops):
 
 
 def test_offsets_beyond_two_to_the_31():
-    """A cache whose pages lie 2^31 elements apart, in memory that is never touched in between."""
+    """The pages of the cache are 2^31 elements apart, in memory that is never touched in between."""
     stride, shape = 2**31 + 64, (3, 16, 1, 64)
-    base = torch.empty(2 * stride + 16 * 64, dtype=torch.float16)  # reserved, not resident
+    base = torch.empty(2 * stride + 16 * 64, dtype=torch.float16)  # reserved, but not resident
     cache = base.as_strided(shape, (stride, 64, 64, 1))
     case = make_case([20], [3], 2, 1, 64, torch.float16, seed=1)
     case.page_table[0, :2] = torch.tensor([0, 2])
@@ -155,7 +156,7 @@ def test_offsets_beyond_two_to_the_31():
 def test_nothing_visible_and_nan_in_what_is_invisible(ops):
     dtype = torch.bfloat16 if ops.tensor_cores else torch.float32
     case = make_case([0, 40], [2, 3], 4, 2, 64, dtype, mask=torch.tensor([[0], [2], [1], [3], [5]]))
-    where = case.page_table[1, 41 // 16].long(), 41 % 16  # slot 1 of the second request: seen by its row 1 only
+    where = case.page_table[1, 41 // 16].long(), 41 % 16  # slot 1 of the second request, which only its row 1 sees
     case.k[where], case.v[where] = float("nan"), float("nan")
     out, lse = ops.tree_attention(*case.args(), scale=0.125, return_lse=True)
     assert (out[0] == 0).all() and (lse[0] == float("-inf")).all()

@@ -1,7 +1,7 @@
-"""The Triton forms in Triton's interpreter, which must be chosen before import, so in a process of their own.
+"""The Triton kernels in Triton's interpreter, which must be chosen before the import, so in a process of their own.
 
-That process runs triton_kernels, and of the tests that all forms share (tests/helpers/backends.py) what the interpreter
-can afford.
+That process runs triton_kernels and those tests of all backends (tests/helpers/backends.py) that the interpreter can
+afford.
 """
 
 import os

@@ -1,4 +1,5 @@
-"""A few Triton kernels compiled without a GPU, in their own process: what the machine code must and must not have."""
+"""A few Triton kernels, compiled without a GPU in a process of their own: what their machine code must and must not
+have."""
 
 import inspect
 import json

@@ -1,5 +1,5 @@
-"""Every Triton form lowered at sizes of 1: a number that is 1 becomes a constant of the compiled kernel, which the
-interpreter does not imitate, and a kernel that treats it as a tensor compiles at every size but that one."""
+"""Every Triton kernel is lowered at sizes of 1. A number that is 1 becomes a constant of the compiled kernel, which the
+interpreter does not imitate, and a kernel that treats it as a tensor compiles at every other size."""
 
 import pytest
 import torch
@@ -72,7 +72,7 @@ def noise(rows=5, ids=99, purpose=2):
     FORMS["noise_words"](longs(rows), longs(rows), ids, purpose)
 
 
-CALLS = {  # of each: its sizes that may be 1, and what else varies
+CALLS = {  # for each kernel, its sizes that may be 1, and its other variants
     attention: ("requests rows group kv_heads pages page words".split(), [{}, {"masked": False}]),
     product: (["rows", "n", "k"], [{}, {"swiglu": True}, {"int8": True}, {"int8": True, "swiglu": True}]),
     norm: (["rows", "n"], [{}, {"add": True}]),
@@ -97,12 +97,12 @@ def launches(call, sizes):
 def test_every_kernel_lowers_with_any_of_its_sizes_one(call):
     names, variants = CALLS[call]
     for variant in variants:
-        small = [name for name in names if not (variant.get("swiglu") and name == "n")]  # gate and up are two
+        small = [name for name in names if not (variant.get("swiglu") and name == "n")]  # gate and up are two matrices
         for ones in ([], *[[name] for name in small], small):
             for launch in launches(call, variant | dict.fromkeys(ones, 1)):
                 try:
                     assert lower(launch, 90)
-                except Exception as e:  # any kind: the compiler has many
+                except Exception as e:  # any kind: the compiler has many errors
                     raise AssertionError(f"{launch.name} with {variant} and 1 of {ones or 'nothing'}: {e}") from e
 
 
@@ -115,7 +115,7 @@ def test_one_row_of_a_split_product_compiles_to_the_end():
 
 
 def test_all_operators_of_the_forms_are_here():
-    composed = {"llama_forward", "pack_linear"}  # of other forms, of torch
+    composed = {"llama_forward", "pack_linear"}  # of other kernels, and of torch
     with pytest.MonkeyPatch.context() as patch:
         called = set()
         for name, form in FORMS.items():

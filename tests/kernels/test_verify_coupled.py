@@ -23,7 +23,7 @@ def test_matches_reference(ops, vocab, shape, temperature):
         want = reference.verify_coupled(x, row_offsets, tokens, parents, *a)
         for g_, w in zip(got[:3], want, strict=True):
             assert torch.equal(g_.long(), w)
-        rows = row_offsets[:-1, None] + torch.nn.functional.pad(got.path.long() + 1, (1, 0))  # of what was emitted
+        rows = row_offsets[:-1, None] + torch.nn.functional.pad(got.path.long() + 1, (1, 0))  # of the emitted tokens
         logprobs = x.log_softmax(1)[rows.clamp(max=len(x) - 1), got.emitted.clamp(min=0)]
         logprobs[got.emitted < 0] = -torch.inf
         torch.testing.assert_close(got.logprobs, logprobs, rtol=1e-5, atol=1e-5)
@@ -47,7 +47,7 @@ class Language:
         return out
 
     def tree_rows(self, history, tokens, parents):
-        """Logits of the root and of every node."""
+        """The logits of the root and of every node."""
         paths = [list(history)]
         for token, parent in zip(tokens, parents, strict=True):
             paths.append(paths[parent + 1] + [int(token)])
@@ -55,7 +55,7 @@ class Language:
 
 
 def propose(kind, history, plain, vocab, g):
-    """tokens, parents of one speculation; `plain` is what plain decoding goes on with."""
+    """(tokens, parents) of a speculation; `plain` is the continuation of plain decoding."""
     ahead = plain[len(history) : len(history) + 6]
     if kind == "empty":
         return [], []
@@ -65,7 +65,7 @@ def propose(kind, history, plain, vocab, g):
         return [(t + 1) % vocab for t in ahead[:4]], list(range(-1, len(ahead[:4]) - 1))
     if kind == "full":  # every token below the root, and below each of them
         return list(range(vocab)) * (vocab + 1), [-1] * vocab + [i for i in range(vocab) for _ in range(vocab)]
-    if kind == "duplicate":  # every token twice
+    if kind == "duplicate":  # every token occurs twice
         return [t for t in ahead[:3] for _ in (0, 1)], [-1, -1, 1, 0, 2, 3][: 2 * len(ahead[:3])]
     _, tokens, parents = random_trees(1, 12, vocab, g, "full")
     return tokens[0].tolist(), parents[0].tolist()
@@ -74,7 +74,7 @@ def propose(kind, history, plain, vocab, g):
 @pytest.mark.parametrize("kind", ["empty", "right", "wrong", "full", "duplicate", "random"])
 @pytest.mark.parametrize("temperature", [0, 0.3, 1, 2])
 def test_output_is_that_of_plain_sampling(kind, temperature):
-    """Token by token, whatever the tree; logprobs too."""
+    """Token by token, the text is that of plain decoding whatever the tree, with its log-probabilities."""
     language, g = Language(7, 3), torch.Generator().manual_seed(5)
     for seed in range(4):
         a = params(1, temperature, seed=seed, top_p=0.95)
@@ -122,7 +122,7 @@ def test_of_equal_siblings_the_first_is_taken(ops):
 
 
 def test_every_node_draws_with_the_noise_of_its_depth(ops):
-    """Flat logits, a wrong child before each right one: the noise alone says which."""
+    """With flat logits and a wrong child before each right one, only the noise decides."""
     batch, n, vocab = 2, 5, 60
     a = params(batch)
     drawn = torch.stack([sample(torch.zeros(batch, vocab), *a[:5], a[5] + depth)[0] for depth in range(n + 1)], 1)
@@ -172,7 +172,7 @@ def test_the_deepest_chain(ops):
 
 
 def test_coupled_drafts_are_accepted_more_often_than_independent_ones():
-    """Acceptance at least (1 - TV) / (1 + TV) for a draft that shares the noise."""
+    """Acceptance is at least (1 - TV) / (1 + TV) for a draft that shares the noise."""
     n, g = 40_000, torch.Generator().manual_seed(0)
     p, q = torch.randn(30, generator=g), torch.randn(30, generator=g)
     q = p + q

@@ -14,13 +14,13 @@ def kinds(kind, batch):
 
 
 def single(n, x):
-    """n requests with one child each, all of the same token x."""
+    """n requests with one child each, all with the same token x."""
     offsets = torch.arange(0, 2 * n + 1, 2, dtype=torch.int32)
     return offsets, torch.full((n, 1), x, dtype=torch.int32), torch.full((n, 1), -1, dtype=torch.int8)
 
 
 def distinct_siblings(parents, vocab, g):
-    """Tokens with no two equal among siblings."""
+    """Tokens of which no two siblings are equal."""
     orders = torch.rand(*parents.shape, vocab, generator=g).argsort(-1)
     tokens = torch.zeros(parents.shape, dtype=torch.int32)
     for b, row in enumerate(parents.tolist()):
@@ -70,7 +70,7 @@ def test_a_proposal_from_p_itself_is_always_accepted():
     tokens = top_f(p[:n].log(), *params(n), 1, purpose=3)[0].int()
     offsets, _, parents = single(n, 0)
     v = verify_rejection(x.expand(2 * n, 40).contiguous(), offsets, tokens, parents, kinds(1, n), p, *a)
-    assert v.accepted.float().mean() > 1 - 1e-3  # u < p / q where both come from one rounding
+    assert v.accepted.float().mean() > 1 - 1e-3  # u < p / q where both are the result of one rounding
 
 
 def test_a_proposal_disjoint_from_p_is_never_accepted():
@@ -87,7 +87,7 @@ def test_a_proposal_disjoint_from_p_is_never_accepted():
 
 
 def test_the_smallest_uniform_accepts_nothing_impossible():
-    """Seed found by search: the uniform of child 0 at position 0 has the word 0; u is then 2^-33, not 0."""
+    """The seed was found by search: the uniform of child 0 at position 0 has the word 0, and u is then 2^-33, not 0."""
     seeds, positions = torch.tensor([6513639667]), torch.tensor([0])
     assert noise_words(seeds, positions, 1, 1)[0, 0] == 0
     x, q = torch.tensor([[-torch.inf, 0.0]] * 2), torch.tensor([[1.0, 0.0]] * 2)
@@ -98,9 +98,9 @@ def test_the_smallest_uniform_accepts_nothing_impossible():
 
 
 def test_a_residual_that_sums_to_0_falls_back_to_p():
-    """q at least p everywhere by rounding: a rejection must still draw from p."""
+    """q is at least p everywhere by rounding; a rejection must still draw from p."""
     n, p = 4000, torch.tensor([[0.0, 0.0, -torch.inf, -torch.inf]])
-    q = torch.tensor([[0.5004, 0.5004, 0.0, 0.0]]).expand(2 * n, 4).contiguous()  # sums to 1 within the tolerance
+    q = torch.tensor([[0.5004, 0.5004, 0.0, 0.0]]).expand(2 * n, 4).contiguous()  # the sum is 1 within the tolerance
     v = verify_rejection(p.expand(2 * n, 4).contiguous(), *single(n, 0), kinds(1, n), q, *params(n))
     assert 0 < (v.accepted == 0).sum() < 20
     assert (v.emitted[:, 0] <= 1).all()

@@ -10,13 +10,13 @@ PAGES = 12
 
 
 class AllocatorMachine(RuleBasedStateMachine):
-    """The allocator against a plain list of who owns what."""
+    """A model of the allocator, with a plain list of who owns what."""
 
     def __init__(self):
         super().__init__()
         self.allocator = BlockAllocator(PAGES)
-        self.owners = []  # one list of pages per owner
-        self.names, self.kept = {}, []  # page to name; free pages with one, freed first first
+        self.owners = []  # one list of pages for each owner
+        self.names, self.kept = {}, []  # page to name; free pages that have one, the first freed first
 
     def held(self):
         return {page for pages in self.owners for page in pages}
@@ -33,7 +33,7 @@ class AllocatorMachine(RuleBasedStateMachine):
             pages = self.allocator.allocate(count)
             assert len(set(pages)) == count and not self.held() & set(pages)
             forgotten = max(count - (PAGES - len(self.held()) - len(self.kept)), 0)
-            assert set(pages) & set(self.kept) == set(self.kept[:forgotten])  # no more than it takes, the oldest
+            assert set(pages) & set(self.kept) == set(self.kept[:forgotten])  # no more than needed, the oldest first
             for page in self.kept[:forgotten]:
                 del self.names[page]
             del self.kept[:forgotten]
@@ -119,7 +119,7 @@ def test_a_chain_loses_its_end_first():
     for page, name in zip(chain, (b"a", b"b", b"c"), strict=True):
         allocator.name(page, name)
     allocator.free(chain)
-    allocator.allocate(2)  # the page that nobody had, and the end of the chain
+    allocator.allocate(2)  # the page that had no owner, and the end of the chain
     assert [allocator.find(name) for name in (b"a", b"b", b"c")] == [*chain[:2], None]
 
 

@@ -65,7 +65,7 @@ def test_rope_tables_equal_those_of_transformers(scaling, theta):
     fields = BASE | {"rope_theta": theta, "rope_scaling": scaling and dict(scaling)}
     cos, sin = rope_tables(LlamaConfig.from_dict(fields))
     rotary, x = modeling.LlamaRotaryEmbedding(modeling.LlamaConfig(**fields)), torch.zeros(1)
-    # one position after the other: dynamic scaling there depends on the longest position of the call
+    # one position after the other, since dynamic scaling there depends on the longest position of the call
     wanted = [torch.cat(t, 1)[0] for t in zip(*(rotary(x, torch.tensor([[p]])) for p in range(len(cos))), strict=True)]
     for got, want in zip((cos, sin), wanted, strict=True):
         torch.testing.assert_close(torch.cat([got, got], -1), want, rtol=0, atol=2e-7)

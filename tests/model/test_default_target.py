@@ -1,4 +1,4 @@
-"""The default target against transformers, which reads the folder that we wrote."""
+"""The default target against transformers, which reads the folder that our import wrote."""
 
 import json
 
@@ -86,7 +86,8 @@ def test_logits_of_transformers(ours, theirs, tokenizer):
 
 @torch.no_grad()
 def test_four_bits_as_its_file_stores_them(default_target, ours, tokenizer):
-    """66 MB of Q4_1 in the layers, 30 MB of Q8_0 in the output matrix; only activations are rounded."""
+    """The pass reads 66 MB of Q4_1 in the layers and 30 MB of Q8_0 in the output matrix; only activations are
+    rounded."""
     model = Llama.load(default_target, "q4")
     packed = [t for layer in model.weights.layers for t in vars(layer).values() if t is not None and t.dim() == 3]
     assert sum(t.nbytes for t in packed) == 66_355_200 and model.weights.lm_head.nbytes == 30_081_024
@@ -117,7 +118,7 @@ def test_greedy_tokens_of_transformers_at_length(ours, theirs, tokenizer):
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_weights_as_transformers_reads_them_from_the_gguf(default_target, transformers, theirs):
-    pytest.importorskip("accelerate")  # transformers wants it to read a GGUF
+    pytest.importorskip("accelerate")  # transformers needs it to read a GGUF file
     (gguf,) = default_target.glob("*.gguf")
     other = transformers.AutoModelForCausalLM.from_pretrained(default_target, gguf_file=gguf.name, dtype=torch.float32)
     for (name, a), (_, b) in zip(theirs.named_parameters(), other.named_parameters(), strict=True):

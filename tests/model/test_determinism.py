@@ -1,4 +1,4 @@
-"""A row's result is a function of its own token, position and visible keys: bitwise, on whole models."""
+"""A row's result is a function of its own token, position and visible keys, bitwise, on whole models."""
 
 import pytest
 import torch

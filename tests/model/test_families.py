@@ -1,4 +1,4 @@
-"""Models of Llama's kin against transformers, and the same bits whatever the form of the pass."""
+"""Models of Llama's family against transformers, with the same bits in every form of a pass."""
 
 import json
 
@@ -25,7 +25,7 @@ FAMILIES = {
     "Qwen3, yarn": dict(family="Qwen3", rope_parameters=YARN, intermediate_size=70, vocab_size=131),
 }
 SOME = ("Mistral", "Qwen2", "Qwen3, untied")
-PARENTS = (-1, 0, 0, 1, 1, 2, 4)  # of a tree's rows
+PARENTS = (-1, 0, 0, 1, 1, 2, 4)  # rows of a tree
 
 
 def tokens(n):

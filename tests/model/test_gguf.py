@@ -53,7 +53,7 @@ def test_rope_of_the_metadata(tmp_path):
 
 @pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1])
 def test_four_bits_are_kept(tmp_path, kind):
-    """Packed as stored, mixed kinds without loss, near the dequantised weights; the default of such a file."""
+    """Weights are packed as stored, mixed types lose nothing, and this is the default for such a file."""
     types = {"lm_head": Type.Q8_0, "embed_tokens": Type.Q6_K, "k_proj": Type.Q4_0, "down_proj": Type.Q6_K}
     file, folder = write_pair(tmp_path, kind, FAMILIES["llama"], types=types)
     model, plain = Llama.load(file, None), Llama.load(folder, "fp32")
@@ -68,7 +68,7 @@ def test_four_bits_are_kept(tmp_path, kind):
     assert torch.equal(layer.o, kernels.pack_linear(blocks, format))
     error, _ = relative_error(logits(model), logits(plain))
     assert 0 < error < 0.03
-    beside = Llama.load(folder, "q4")  # the file in the folder
+    beside = Llama.load(folder, "q4")  # the file inside the folder
     assert torch.equal(logits(beside), logits(model))
 
 
@@ -94,7 +94,7 @@ def test_k_quants_of_four_bits_have_the_same_numbers(tmp_path):
 
 
 def test_weights_of_a_folder_in_four_bits(tmp_path):
-    """Rounded to the blocks to which the gguf package rounds them."""
+    """Weights are rounded to the blocks to which the gguf package rounds them."""
     changes = FAMILIES["qwen2"]
     file, folder = write_pair(tmp_path / "floats", Type.F32, changes)
     types = {"lm_head": Type.Q8_0, "embed_tokens": Type.F32}
@@ -211,7 +211,7 @@ def test_files_that_are_cut_or_of_another_kind(tmp_path):
 
 
 def test_config_is_frozen_and_its_text_tells_files_apart(tmp_path):
-    """What is learnt of a model is kept by its configuration."""
+    """What is learned about a model is stored by its configuration."""
     file, _ = write_pair(tmp_path, Type.F32, FAMILIES["llama"])
     config = llama_config(GGUFFile(file))
     longer = dataclasses.replace(config, rope=dataclasses.replace(config.rope, period_factors=(2.0,) * 32))

@@ -26,7 +26,7 @@ def read(meta):
 
 
 def byte_level_meta(pre):
-    """Trained on the texts, so that there is something to merge in them."""
+    """A tokenizer that is trained on the texts, so that they have something to merge."""
     trained = Backend(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -99,8 +99,8 @@ def test_special_tokens_come_whole():
 
 
 def pieces_by_score(text, scores):
-    """SentencePiece BPE by its definition: of all neighbours the two whose joint piece scores highest, the first of
-    equals; characters without a piece as bytes."""
+    """SentencePiece BPE by its definition: of all neighbours, the two with the highest score of their joint piece
+    merge, the first of equals; characters without a piece become bytes."""
     parts = list("▁" + text.replace(" ", "▁"))
     while True:
         joint = [(scores[a + b], -i) for i, (a, b) in enumerate(zip(parts, parts[1:], strict=False)) if a + b in scores]

@@ -23,7 +23,8 @@ SHA256 = hashlib.sha256(DATA).hexdigest()
 
 
 class Server(fake_hub.Local):
-    """Serves DATA on this machine; `cuts` bytes at most in each of the first answers, `ranges` is what was asked."""
+    """Serves DATA on this machine. Each of the first answers has at most `cuts` bytes; `ranges` records the
+    requests."""
 
     def __init__(self, cuts=(), honours_range=True):
         self.cuts, self.honours_range, self.ranges = list(cuts), honours_range, []
@@ -105,7 +106,7 @@ def test_pip_that_finds_nothing(tmp_path, monkeypatch):
 
 @pytest.fixture
 def links(tmp_path, monkeypatch):
-    """A folder that pip takes for its index, with one wheel: (requirement, SHA-256 of the wheel)."""
+    """A folder that pip uses as its index, with one wheel: (requirement, SHA-256 of the wheel)."""
     folder = tmp_path / "links"
     folder.mkdir()
     info = "tiny_model-1.0.dist-info"
@@ -133,7 +134,7 @@ def test_wheel_of_the_users_own_index(tmp_path, links, monkeypatch, pip):
 
 @pytest.fixture
 def small_target(links, tmp_path, monkeypatch):
-    """The default target, made of a few bytes: the whole way but for download and conversion."""
+    """The default target, made of a few bytes: the whole path except download and conversion."""
 
     def import_gguf(path, folder, progress):
         for name in progress(["config.json"]):
@@ -218,7 +219,7 @@ def test_targets_that_are_not_there(tmp_path, monkeypatch):
 
 @pytest.fixture
 def answer(tmp_path, monkeypatch):
-    """What is had of a hub for an id: the files of the folder, or one sentence. huggingface_hub's cache is empty."""
+    """The result for an id of the hub: the files of the folder, or one sentence. huggingface_hub's cache is empty."""
     constants = pytest.importorskip("huggingface_hub.constants")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")

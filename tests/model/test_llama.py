@@ -28,7 +28,7 @@ def ids_for(model, n, seed=1):
 
 
 def step_by_step(model, ids):
-    """Logits of transformers, one token at a time: what dynamic scaling means there depends on it."""
+    """Logits of transformers, one token at a time, since dynamic scaling there depends on the call."""
     cache, rows = None, []
     for token in ids:
         out = model(token.view(1, 1), past_key_values=cache, use_cache=True)
@@ -84,7 +84,8 @@ def test_other_formats_are_near(tmp_path, dtype, tolerance):
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8", "q4"])
 @torch.no_grad()
 def test_a_batch_equals_its_members(tmp_path, dtype):
-    """Bitwise: two requests of unequal length in one call with pages in disorder, each alone, and token by token."""
+    """Two requests of unequal length have the same bits in one call with shuffled pages, each alone, and token by
+    token."""
     theirs = save_tiny(tmp_path)
     model = Llama.load(tmp_path, dtype)
     a, b = ids_for(theirs, 21, seed=2), ids_for(theirs, 5, seed=3)
@@ -92,7 +93,7 @@ def test_a_batch_equals_its_members(tmp_path, dtype):
     kv = model.new_kv_cache(6)
     kv.k.fill_(float("nan")), kv.v.fill_(float("nan"))
     first, second = one_request(a), one_request(b)
-    pages = torch.tensor([[4, 2], [1, 99]], dtype=torch.int32)  # 99: not in use
+    pages = torch.tensor([[4, 2], [1, 99]], dtype=torch.int32)  # 99: unused
     slots = [pages[i][x // 16].long() * 16 + x % 16 for i, x in enumerate((torch.arange(21), torch.arange(5)))]
     together = Batch(
         ids=torch.cat([first.ids, second.ids]),
@@ -129,7 +130,7 @@ def test_bad_dtype_is_named(tmp_path):
 
 
 def test_opcheck_of_the_forward_pass(tmp_path):
-    """The operator with and without hidden states, features and an output vocabulary of its own."""
+    """The operator runs with and without hidden states, features and an output vocabulary of its own."""
     import tiny_checkpoint
     from draft_helpers import HIDDEN, write_draft
 

@@ -1,4 +1,4 @@
-"""The references that the model and the C++ kernels are held against, themselves against torch."""
+"""The references, against which the model and the C++ kernels are tested, are themselves tested against torch."""
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +9,7 @@ from ssd.kernels.tree_attention.reference import tree_attention
 
 
 def paged(keys, values, page_size, page_table):
-    """Caches that hold keys [n, Hkv, D] at the pages of one request, NaN elsewhere."""
+    """Caches with keys [n, Hkv, D] in the pages of one request, and NaN elsewhere."""
     cache = torch.full((2, 8, page_size, *keys.shape[1:]), float("nan"))
     index = torch.arange(len(keys))
     for c, x in zip(cache, (keys, values), strict=True):

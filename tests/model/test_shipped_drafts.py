@@ -1,4 +1,4 @@
-"""The drafts in the package."""
+"""The drafts that come with the package."""
 
 import pytest
 import torch

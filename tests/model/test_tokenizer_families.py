@@ -1,4 +1,4 @@
-"""Tokenizers and chat templates as Qwen's and Mistral's checkpoints have them, against transformers."""
+"""Tokenizers and chat templates like those of Qwen's and Mistral's checkpoints, against transformers."""
 
 import pytest
 from tokenizer_helpers import INST, MADE, QWEN, TEXT, like_mistral, like_qwen, messages, pieces, save
@@ -55,7 +55,7 @@ def test_a_decoder_that_takes_off_the_space_that_was_put_in_front(tmp_path, sche
     backend.decoder = decoders.Metaspace("▁", prepend_scheme=scheme)
     tokenizer = save(tmp_path, backend)
     for text in ("the quick the", " the", "  the"):
-        ids = [i for i in tokenizer.encode(text) if i > 258]  # no bytes: this decoder knows none
+        ids = [i for i in tokenizer.encode(text) if i > 258]  # no bytes, which this decoder does not know
         assert "".join(pieces(tokenizer, ids)) == tokenizer.decode(ids)
 
 

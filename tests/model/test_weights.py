@@ -31,13 +31,13 @@ CONFIG = {
 
 
 def plain(weight):
-    """In place of a packed weight: panels of 16 rows."""
+    """Panels of 16 rows in place of a packed weight."""
     return module.pad_rows(weight).unflatten(0, (-1, 16)).clone()
 
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    """Folder, configuration and tensors."""
+    """(folder, configuration, tensors)."""
     torch.manual_seed(0)
     config = LlamaConfig.from_dict(CONFIG)
     tensors = {name: torch.randn(shape) for name, shape in tensor_shapes(config).items()}
@@ -67,7 +67,7 @@ def test_fused_weights(checkpoint):
 def test_packing_a_few_rows_at_a_time_changes_nothing(checkpoint, monkeypatch):
     folder, config, _ = checkpoint
     whole = load_weights(config, folder, plain)
-    monkeypatch.setattr(module, "CHUNK", 1)  # 32 rows, the least
+    monkeypatch.setattr(module, "CHUNK", 1)  # 32 rows, the fewest
     parts = load_weights(config, folder, plain)
     assert torch.equal(whole.lm_head, parts.lm_head)
     for a, b in zip(whole.layers, parts.layers, strict=True):
@@ -186,7 +186,7 @@ LOADS = (
 
 @pytest.mark.parametrize("load", LOADS)
 def test_no_more_than_three_tensors_are_in_memory_twice(checkpoint, monkeypatch, load):
-    """Those that one product is made of."""
+    """The matrices that one product is made of."""
     folder, _, tensors = checkpoint
     (folder / "config.json").write_text(json.dumps(CONFIG))
     mapped, most = weakref.WeakSet(), []

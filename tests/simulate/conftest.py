@@ -1,10 +1,10 @@
-"""The constants that are fitted on all published speeds."""
+"""A fixture with the constants that are fitted to all published speeds."""
 
 import pytest
 
 from ssd.simulate.fit import fit
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def fitted():
     return fit()

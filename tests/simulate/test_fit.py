@@ -1,4 +1,4 @@
-"""The fit on published speeds, and the published rows that it has to predict."""
+"""The fit to published speeds, and the published rows that it has to predict."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def test_published_rows_of_the_other_pair_are_predicted(fitted):
     assert len(rows) == 2 * (1 + 4 + 4) + 4 + 5 and all(keys <= set(r) for r in rows)
     for r in rows:
         assert r["error"] == pytest.approx(r["predicted"] / r["published"] - 1)
-    # by the formulas, which have no noise: a fit that is off, or a law that does not carry over, shows here
+    # by the formulas, which have no noise: a bad fit, or a law that does not carry over, shows here
     of = {(r["pair"], r["method"], r["workload"]): r["formula"] / r["published"] - 1 for r in rows}
     qwen = [e for (pair, method, _), e in of.items() if "Qwen" in pair and "SSD" in method]
     assert len(qwen) == 8 and max(map(abs, qwen)) < 0.1
@@ -48,7 +48,7 @@ def test_announcement_rows(fitted):
     rows = {(r["quantity"], r["workload"]): r for r in announcement.rows(fitted, rounds=300)}
     r = rows["SSD / SD", "HumanEval"]
     assert r["published"] == pytest.approx(61.2 / 28.7)
-    # hiding all drafting and transfer gives 1 / 0.55 at the most, so the announced ratio cannot come from that alone
+    # hiding all drafting and transfer gives at most 1 / 0.55, so the announced ratio cannot come from that alone
     assert r["from_its_shares"] < 1 / 0.55 < r["published"]
     shares = [r["from_constants"] for (q, _), r in rows.items() if q.startswith("share of the time")]
     assert len(shares) == 3 and sum(shares) == pytest.approx(1)

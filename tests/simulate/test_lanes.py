@@ -1,4 +1,4 @@
-"""The simulation against the closed forms, where both must agree."""
+"""The simulation against the closed forms, in cases where both must agree."""
 
 import math
 
@@ -27,7 +27,7 @@ def test_theorem_7_where_nothing_is_left_to_chance(draft, hit, accept):
     rounds, times, outcomes = 200, Fixed(1.0, draft), sure(accept, hit)
     tally = simulate(times, Plan("ssd", K, 12, abandon="now"), outcomes, rounds=rounds)
     build, retry = max(1.0, (K + 1) * draft), 1 + K * draft
-    # the first round has no speculation yet and is followed by a retry; the last one waits for a build like the others
+    # the first round has no speculation and is followed by a retry; the last one waits for a build like the others
     assert tally.seconds == pytest.approx(retry + (rounds - 1) * (build if hit else retry))
     assert tally.hits == (rounds - 1) * hit and tally.misses == (rounds - 1) * (1 - hit)
     steady = (tally.tokens - 1) / (tally.seconds - retry)  # without the first round
@@ -62,11 +62,11 @@ def test_batches_wait_or_go_on(batch):
 
 
 def test_branches_are_taken_as_far_as_they_stand():
-    """A verification of 1 and passes of 0.3: the pass over what is new and two levels are done when it ends."""
+    """A verification takes 1 and a pass 0.3, so the pass over the new tokens and two levels are done when it ends."""
     tally = simulate(Fixed(1.0, 0.3), Plan("ssd", K, 8, whole=False, abandon="now"), sure(1.0, 1.0), rounds=101)
     assert tally.depths == K + 99 * 2 and tally.hits == 100
     late = simulate(Fixed(1.0, 0.6), Plan("ssd", K, 8, whole=False), sure(1.0, 1.0), rounds=50)
-    assert late.hits == 0  # nothing but the first pass is done: a miss, however well it was predicted
+    assert late.hits == 0  # only the first pass is done, so every outcome is a miss however well it was predicted
 
 
 def test_same_seed_same_run():

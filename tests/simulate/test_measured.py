@@ -1,4 +1,4 @@
-"""Speeds that follow from measured costs of passes, on a file whose answer is known."""
+"""Speeds that follow from measured costs of passes, in a file whose answer is known."""
 
 import json
 
@@ -7,21 +7,21 @@ from simulate_helpers import call
 
 
 def bench_file(tmp_path):
-    """Of bench.decode: a pass of n rows takes 10 + n ms, one of the draft 1 ms, and what is beside them 0.5 ms or,
-    with sd, 0.9 ms."""
+    """A file of bench.decode where a pass of n rows takes 10 + n ms and a pass of the draft 1 ms, with an overhead of
+    0.5 ms, or 0.9 ms for sd."""
     line = {str(n): (10 + n) / 1e3 for n in (1, 5, 12)}
     flat = {str(n): 1e-3 for n in (1, 5, 12)}
     costs = {"precision": "bf16", "cores": 2, "workload": "code", "target_together": line, "target_apart": line}
     costs |= {"draft_together": flat, "draft_apart": flat}
     ar = {"decode_passes": 100, "decode_tokens": 100, "decode_forward_seconds": 1.1, "decode_seconds": 1.15}
     ar["decode_draft_seconds"] = 0.0
-    # half of the rounds verify three tokens, drafted in three passes, and accept one; half verify none
+    # half of the rounds verify three tokens, drafted in three passes, and accept one; the other half verify none
     sd = {"shapes": {"3 1": 50, "0 0": 50}, "draft_passes": 150, "draft_rows": 150, "decode_tokens": 150}
     sd |= {"decode_draft_seconds": 50 * 3e-3, "decode_passes": 100}
     sd["decode_forward_seconds"] = 50 * 14e-3 + 50 * 11e-3
     sd["decode_seconds"] = sd["decode_draft_seconds"] + sd["decode_forward_seconds"] + 100 * 0.9e-3
-    # four tokens verified and accepted; half of the outcomes hit, after the others four passes for a chain, which begin
-    # when the pass that runs is over: 1 ms each, at 15.5 ms half of one is left
+    # four tokens are verified and accepted; half of the outcomes hit, and after the others four passes draft a chain,
+    # which start when the running pass of 1 ms is over; after 15.5 ms, half of it is left
     ssd = {"shapes": {"4 4": 100}, "hits": 50, "misses": 50, "retries": 50, "wait_seconds": 50 * 4.5 / 1e3}
     ssd |= {"draft_passes": 100, "draft_rows": 800, "decode_passes": 100, "decode_tokens": 500}
     ssd |= {"decode_forward_seconds": 1.5, "decode_draft_seconds": ssd["wait_seconds"]}

@@ -1,4 +1,4 @@
-"""The law of hits, and how branches are shared out by it."""
+"""The law of hits, and the allocation of branches by it."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_allocation_takes_every_gain_in_turn_and_follows_theorem_12():
     a, r, k = 0.8, 1.0, 4
     fan_out = allocate(a, r, k, 60)
     assert sum(fan_out) == 60 and fan_out[:k] == sorted(fan_out[:k], reverse=True)
-    # (F + 1)^-(1 + r) by the chance of the node is the same everywhere: F + 1 goes with a^(n / (1 + r))
+    # (F + 1)^-(1 + r) times the chance of the node is the same everywhere: F + 1 goes with a^(n / (1 + r))
     for n in range(k):
         assert (fan_out[n] + 1) / (fan_out[0] + 1) == pytest.approx(a ** (n / (1 + r)), abs=0.1)
     best = max((law(a, r, [i, j, 6 - i - j]).hit_rate(2), [i, j, 6 - i - j]) for i in range(7) for j in range(7 - i))

@@ -1,4 +1,4 @@
-"""The questions that the simulator answers, and serving under random arrivals."""
+"""The questions that the simulator answers, and serving with random arrivals."""
 
 import pytest
 from simulate_helpers import Fixed, K, sure
@@ -21,7 +21,7 @@ def test_the_best_plan_is_the_best_of_those_tried(fitted):
 
 
 def test_serving_alone_is_a_request_after_another(fitted):
-    """Arrivals far apart: a latency is the prompt's pass and the answer's rounds."""
+    """Arrivals are far apart, so a latency is the prompt's pass and the answer's rounds."""
     load = Load(rate=0.01, requests=8, prompt=64, answer=11)
     found = serve(Fixed(1.0, 0.1), Plan("ar"), None, load, 1)
     assert found["latency_p50"] == pytest.approx(11.0) and found["first_token_p50"] == pytest.approx(1.0)

@@ -1,4 +1,4 @@
-"""Random inputs of tree attention as harness cases, and how their results are read and judged."""
+"""Random inputs of tree attention as cases of the harness, and how their results are read and judged."""
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def make(rng, rows, prefixes, heads=(4, 2), head_dim=64, dtype="bf16", page_size=16, mask=None, words=1, **options):
-    """Inputs of a ragged batch, as tensors. mask: None, "tree" (slots of the own rows) or "forest" (any slots)."""
+    """Tensors of a ragged batch. mask: None, "tree" (slots of its own rows) or "forest" (any slots)."""
     t = torch.Generator().manual_seed(int(rng.integers(1 << 30)))
     num_heads, kv_heads = heads
     total = sum(rows)
@@ -26,7 +26,7 @@ def make(rng, rows, prefixes, heads=(4, 2), head_dim=64, dtype="bf16", page_size
         used = n if mask != "forest" else 64 * words - 3
         seen = np.zeros(used, dtype=bool)
         for i in range(n) if mask else ():
-            if mask == "tree":  # the parent's slots and the own
+            if mask == "tree":  # the slots of the parent and its own
                 bits = 1 << i
                 if i:
                     parent = int(rng.integers(max(0, i - 6), i))
@@ -61,7 +61,7 @@ def make(rng, rows, prefixes, heads=(4, 2), head_dim=64, dtype="bf16", page_size
 
 
 def case(x, wm=0, split=True, seed=0, mma_order=0):
-    """The harness's form of inputs; q, k and v may be strided views, whose whole storage goes along."""
+    """The harness's case for inputs; q, k and v may be strided views, whose whole storage is included."""
     rows, num_heads, head_dim = x["q"].shape
 
     def storage(t):
@@ -75,7 +75,7 @@ def case(x, wm=0, split=True, seed=0, mma_order=0):
         "results": "out,lse",
         "dtype": "bf16" if x["k"].dtype == torch.bfloat16 else "fp16",
         "head_dim": head_dim,
-        "wm": wm,  # 0: as planned
+        "wm": wm,  # 0: as planned by the kernel
         "split": split,
         "seed": seed,
         "mma_order": mma_order,
@@ -104,13 +104,13 @@ def case(x, wm=0, split=True, seed=0, mma_order=0):
 
 
 def read(x, result):
-    """out and lse of a result."""
+    """The output and the log-sum-exp of a result."""
     out = torch.frombuffer(bytearray(result["out"]), dtype=x["q"].dtype).view(x["q"].shape)
     return out, torch.frombuffer(bytearray(result["lse"]), dtype=torch.float32).view(x["q"].shape[:2])
 
 
 def check(x, out, lse):
-    """At most twice the error of the same computation by torch in the dtype of the cache, and the log-sum-exp."""
+    """Asserts at most twice the error of torch in the cache's dtype, and the log-sum-exp."""
     args = [x[n] for n in ("page_table", "prefix_lens", "row_offsets", "mask", "scale", "softcap")]
     want, want_lse = tree_attention(x["q"], x["k"], x["v"], *args)
     torch.testing.assert_close(lse, want_lse, rtol=1e-3, atol=2e-2)
@@ -121,7 +121,8 @@ def check(x, out, lse):
 
 
 def row_alone(rng, x, r):
-    """Row r of x as plain decoding: the keys of its path, in order, in pages of their own, and one row at their end."""
+    """Row r of x as plain decoding: the keys of its path, in order and in their own pages, with one row at their
+    end."""
     offsets = x["row_offsets"].tolist()
     b = next(i for i in range(len(offsets) - 1) if offsets[i] <= r < offsets[i + 1])
     seen = visible_keys(int(x["prefix_lens"][b]), r - offsets[b], None if x["mask"] is None else x["mask"][r])
@@ -160,5 +161,5 @@ SHAPES = [  # rows, prefixes, heads, head_dim, dtype, page_size, mask, words
     ([1, 1, 1], [0, 63, 64], (2, 2), 256, "bf16", 16, None, 1),
     ([5], [270], (6, 2), 256, "fp16", 16, "tree", 1),
     ([2] * 35, [3] * 35, (1, 1), 64, "bf16", 16, "tree", 1),  # more requests than lanes
-    ([2], [30], (40, 1), 64, "bf16", 16, "tree", 1),  # a group of more than one tile
+    ([2], [30], (40, 1), 64, "bf16", 16, "tree", 1),  # a group larger than a tile
 ]

@@ -19,7 +19,7 @@ SANITIZE = [f"-fsanitize={FAULTS}", "-fno-sanitize-recover=all"]
 
 
 def build(edits: list[tuple[str, str, str]] = (), defines: tuple[str, ...] = ()) -> Path:
-    """Path of the harness. edits: (file under csrc/cuda, text, replacement), faults planted in a copy."""
+    """The path of the harness. edits: (file under csrc/cuda, text, replacement), faults that are planted in a copy."""
     kernels = {p.name: p.read_text() for p in sorted((ROOT / "csrc/cuda").glob("*.cuh"))}
     for name, text, replacement in edits:
         if text not in kernels[name]:
@@ -71,7 +71,7 @@ def _bytes(value) -> bytes:
 
 
 def run(cases: list[dict], harness: Path | None = None) -> list[dict[str, bytes]]:
-    """Results of the cases, arrays by name. Raises RuntimeError with the harness's words where it fails."""
+    """The results of the cases, arrays by name. Raises RuntimeError with the harness's message if it fails."""
     harness = harness or build()
     with tempfile.TemporaryDirectory() as folder:
         source, result = Path(folder) / "cases", Path(folder) / "results"

@@ -1,4 +1,4 @@
-"""Rounds of verify_swap over a speculation cache, as the kernel takes them."""
+"""Rounds of verify_swap over a speculation cache, in the form that the kernel takes."""
 
 import numpy as np
 import torch
@@ -9,10 +9,12 @@ N, B, VOCAB, PAGE = 40, 6, 1000, 16
 
 
 class Rounds:
-    """B requests, each with a tree of up to N nodes under verification, and the draft's branches for what may come."""
+    """B requests, each with a tree of up to N nodes under verification, and the draft's branches for possible
+    outcomes."""
 
     def __init__(self, seed, features=False, deep=False):
-        """deep: request 0 takes a chain of 36 nodes to its end, request 1 the last of as many children as there are."""
+        """deep: request 0 accepts a whole chain of 36 nodes, request 1 the last of the largest possible number of
+        children."""
         self.rng = np.random.default_rng(seed)
         self.features = torch.randint(1 << 40, (B, N + 1, 3)) if features else None
         size = {"feature_bytes": 24, "feature_window": 4} if features else {}
@@ -30,11 +32,11 @@ class Rounds:
             self.tree[1] = [(100 + i, -1) for i in range(N)]
             self.sampled[1, 0] = 100 + N - 1
 
-    def random_tree(self, n):  # (token, parent) of each node; few tokens, so that siblings may be equal
+    def random_tree(self, n):  # (token, parent) of each node; there are few tokens, so that siblings may be equal
         return [(int(self.rng.integers(0, 6)), int(self.rng.integers(-1, i))) for i in range(n)]
 
     def walk(self, b):
-        """Nodes accepted, and the tokens that the target put after the root and each of them."""
+        """(accepted nodes, the tokens that the target put after the root and after each of them)."""
         path, tokens, node = [], [int(self.sampled[b, 0])], -1
         while True:
             children = [i for i, (t, p) in enumerate(self.tree[b]) if p == node and t == tokens[-1]]
@@ -45,7 +47,7 @@ class Rounds:
             tokens.append(int(self.sampled[b, node + 1]))
 
     def publish(self, requests, n):
-        """A branch of n nodes for the outcome of these requests, among others."""
+        """Publishes a branch of n nodes for the outcome of these requests, and other branches."""
         rows = len(requests)
         keys = torch.full((rows, 70), -1, dtype=torch.int64)
         tokens = torch.from_numpy(self.rng.integers(0, VOCAB, (rows, 70, n)))
@@ -74,7 +76,7 @@ class Rounds:
         return x
 
     def fill(self, x, b, start, root, tree):
-        """What a verification of root and tree at prefix length start is given."""
+        """The inputs for a verification of root and tree after a prefix of length start."""
         for row, (token, parent) in enumerate([(root, None), *tree]):
             x["ids"][b, row] = token
             x["parents"][b, row] = -1 if parent is None else parent + 1
@@ -103,7 +105,7 @@ class Rounds:
         }
 
     def outcomes(self):
-        """path, accepted, emitted, as ssd.kernels.verify returns them."""
+        """(path, accepted, emitted) as ssd.kernels.verify returns them."""
         path, emitted = torch.full((B, N), -1, dtype=torch.int8), torch.zeros(B, N + 1, dtype=torch.int64)
         accepted = torch.zeros(B, dtype=torch.int32)
         for b in range(B):

@@ -1,4 +1,4 @@
-"""The Triton forms on a GPU where there is one, else in Triton's interpreter (tests/helpers/interpreter.py)."""
+"""The Triton kernels run on a GPU, or without one in Triton's interpreter (tests/helpers/interpreter.py)."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Paths of the Triton form that the shapes of tests/kernels/test_tree_attention.py do not choose."""
+"""Paths of the Triton kernel that the shapes of tests/kernels/test_tree_attention.py do not reach."""
 
 import pytest
 import torch
@@ -11,13 +11,13 @@ PAGE = 8
 
 @pytest.fixture(autouse=True)
 def short_spans(monkeypatch):
-    """Spans of 32 keys in tiles of 16: all paths at lengths that the interpreter can afford."""
+    """Spans of 32 keys in tiles of 16, which reach all paths at lengths that the interpreter can afford."""
     monkeypatch.setattr(form, "SPAN", 32)
     monkeypatch.setattr(form, "TILE", 16)
 
 
 class Case:
-    """Ragged requests in shuffled pages: NaN where no token is, junk in page-table entries that nobody may read."""
+    """Ragged requests in shuffled pages, with NaN where no token is, and junk in unused page-table entries."""
 
     def __init__(self, device, prefixes, rows, heads=(6, 2), dim=16, dtype=torch.float16, slots=None):
         torch.manual_seed(0)
@@ -45,7 +45,7 @@ class Case:
         return self.q, self.k, self.v, self.table, self.ints(self.prefixes), self.ints(self.offsets)
 
     def decode(self, b, row, path, **options):
-        """The row alone, its path moved to the end of the prefix: a step of plain decoding."""
+        """The row alone as a step of plain decoding, with its path moved to the end of the prefix."""
         k, v, prefix = self.k.clone(), self.v.clone(), self.prefixes[b]
         to, source = (
             self.at(self.table[b], prefix + torch.tensor(x, device=k.device)) for x in (range(len(path)), path)
@@ -58,7 +58,7 @@ class Case:
 
 
 def random_trees(case, words=1, stride=1):
-    """Mask int64 [R, words] and the path of each row; slots are `stride` apart."""
+    """(mask int64 [R, words], the path of each row), with slots `stride` apart."""
     generator = torch.Generator().manual_seed(1)
     mask, paths = torch.zeros(sum(case.rows), words, dtype=torch.int64), []
     for b, rows in enumerate(case.rows):
@@ -80,7 +80,7 @@ def test_softcap_and_padded_head_dim(device):
 
 @pytest.mark.parametrize("heads", [(6, 2), (7, 1)])
 def test_chain_rows_equal_decoded_rows(device, heads):
-    """Rows before, on and past the end of a span; more rows than a tile of 16 or 32 takes."""
+    """Rows are before, on and past the end of a span, and more than a tile of 16 or 32 takes."""
     case = Case(device, [29, 64], [12, 1], heads)
     out, lse = form.tree_attention(*case.args(), scale=0.3, return_lse=True)
     for b, t in ((0, 0), (0, 2), (0, 3), (0, 11), (1, 0)):
@@ -90,11 +90,11 @@ def test_chain_rows_equal_decoded_rows(device, heads):
 
 
 def test_rows_of_a_forest_equal_decoded_rows(device):
-    """Slots far apart, in several words."""
+    """Slots are far apart, in several words."""
     case = Case(device, [61, 3], [6, 2], (3, 1), slots=6 * 60)
     mask, paths = random_trees(case, words=6, stride=60)
     out, lse = form.tree_attention(*case.args(), mask, scale=0.3, return_lse=True)
-    assert max(len(path) for path in paths) > 3  # deep enough to leave the span
+    assert max(len(path) for path in paths) > 3  # deep enough to go beyond the span
     for b, rows in ((0, (1, 3, 4, 5)), (1, (7,))):
         for row in rows:
             alone = case.decode(b, row, paths[row], scale=0.3, return_lse=True)

@@ -1,4 +1,4 @@
-"""What the Triton forms do beside the public operators; test_linear.py and its like say what they compute."""
+"""What only the Triton kernels do; test_linear.py and similar tests check what they compute."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def test_int8_is_within_half_a_step(device):
     back = (quants * scales.float().view(16, 2, 1)).view(16, 128)[:5, :100]
     step = torch.nn.functional.pad(weight, (0, 28)).view(5, 2, 64).abs().amax(-1, keepdim=True) / 127
     error = torch.nn.functional.pad(back - weight, (0, 28)).view(5, 2, 64).abs()
-    assert (error <= step * 0.57).all()  # half a step, and the rounding of the scale to float16 at 127 steps
+    assert (error <= step * 0.57).all()  # half a step, plus the rounding of the scale to float16 at 127 steps
     assert not back[2].any()
 
 
@@ -39,6 +39,6 @@ def test_bad_linear_arguments_are_named(device):
 
 
 def test_an_id_outside_of_the_table_gives_a_row_of_nan(device):
-    table = torch.randn(11, 80, device=device).half()[:, :70]  # rows apart
+    table = torch.randn(11, 80, device=device).half()[:, :70]  # rows are apart
     out = embedding(torch.tensor([11, 3, -1], device=device), table)
     assert out[[0, 2]].isnan().all() and torch.equal(out[1], table[3].float())

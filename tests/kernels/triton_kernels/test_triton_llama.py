@@ -16,7 +16,7 @@ NORMED = SMALL | {"family": "Qwen3"}
 
 
 def loaded(folder, device, dtype, format):
-    """Llama.load on the device, also where the forms run on tensors of the CPU."""
+    """Llama.load on the device, even if the kernels run on CPU tensors."""
     config = LlamaConfig.from_folder(folder)
     weights = load_weights(config, folder, lambda w: pack_linear(w.to(device), format), dtype)
     weights.move(torch.device(device), dtype)

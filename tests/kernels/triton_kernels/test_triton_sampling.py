@@ -1,4 +1,4 @@
-"""What the Triton forms do beside the public operators; test_sample.py and its like say what they draw."""
+"""What only the Triton kernels do; test_sample.py and similar tests check what they draw."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ VOCAB = 200
 
 @pytest.fixture(autouse=True)
 def short_chunks(monkeypatch):
-    monkeypatch.setattr(form, "CHUNK", 128)  # two a row
+    monkeypatch.setattr(form, "CHUNK", 128)  # two in each row
 
 
 def to(device, *tensors):
@@ -24,7 +24,7 @@ def to(device, *tensors):
 
 
 def rows(count, **changes):
-    """logits and parameters of `count` rows, one filter or temperature each."""
+    """Logits and parameters of `count` rows, each with one filter or temperature."""
     torch.manual_seed(0)
     params = {
         "logits": torch.randn(count, VOCAB) * 3,
@@ -50,9 +50,9 @@ def filtered():
         min_p={5: 0.1},
     )
     args[0][7] = 0  # half of the tokens, and not one more
-    args[0][3:5] = args[0][3:5].round()  # ties at the cut
+    args[0][3:5] = args[0][3:5].round()  # ties at the threshold
     args[0][6, 150:] = -torch.inf
-    args[0][8, 20:60] = args[0].max() + 1  # ties at the top: the lowest id
+    args[0][8, 20:60] = args[0].max() + 1  # ties at the top: the lowest id wins
     return args
 
 
@@ -70,7 +70,8 @@ def log_exponential_kernel(words, out, N: tl.constexpr):
 
 
 def test_exponentials_are_exact_where_they_are_small(device):
-    """The smallest belong to the tokens that are drawn: a logarithm of 1 - w in float32 would make them 0."""
+    """The smallest exponentials belong to the tokens that are drawn; a logarithm of 1 - w in float32 would make them
+    0."""
     words = np.concatenate([np.arange(64), 3 ** np.arange(20), 2**32 - 1 - np.arange(44)]).astype(np.uint64)
     out = torch.empty(128, device=device)
     log_exponential_kernel[(1,)](torch.from_numpy(words.astype(np.int64)).to(device), out, N=128)
