@@ -41,10 +41,7 @@ TOKENS = ["<s>", "<unk>", "</s>", *(f"<0x{b:02X}>" for b in range(89)), "▁", *
 def stored(random: np.random.Generator, shape: tuple[int, int], kind: Type) -> np.ndarray:
     """Rows of a random matrix in this GGUF type."""
     values, size = gguf.GGML_QUANT_SIZES[kind]
-    if kind in (
-        Type.Q4_K,
-        Type.Q6_K,
-    ):  # the package only reads this type: random bytes, and scales of a suitable size
+    if kind in (Type.Q4_K, Type.Q6_K):  # the package only reads these: random bytes, with scales of a suitable size
         blocks = random.integers(0, 256, (shape[0], shape[1] // values, size), np.uint8)
         scales = random.uniform(1e-3, 2e-3, (*blocks.shape[:2], 2)).astype(np.float16).view(np.uint8)
         if kind == Type.Q4_K:

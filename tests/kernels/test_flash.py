@@ -118,9 +118,7 @@ def test_a_model_takes_it_for_prompts_only_where_asked(checkpoint, package):
         results.append((logits, features, torch.cat(steps)))
         assert len(package.calls) == (0 if call is None else model.config.num_layers)
     (plain, features, steps), (got, got_features, got_steps) = results
-    assert torch.equal(got[2], plain[2]) and torch.equal(
-        got_features[80], features[80]
-    )  # the step of the other request
+    assert torch.equal(got[2], plain[2]) and torch.equal(got_features[80], features[80])  # the other step
     assert not torch.equal(got, plain)
     for ours, wanted in ((got, plain), (got_features, features), (got_steps, steps)):
         assert max(relative_error(ours, wanted)) < 0.03

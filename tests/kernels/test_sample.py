@@ -54,9 +54,8 @@ def test_top_p_of_flat_and_of_peaked_distributions():
     peaked[0, 7] = 0
     assert torch.nonzero(probs(peaked, *params(1, 1, top_p=0.999)[:4])[0])[:, 0].tolist() == [7]
     kept = torch.nonzero(probs(peaked, *params(1, 1, top_p=1 - 2**-24)[:4])[0])[:, 0]
-    assert (
-        1000 < len(kept) < 4000 and kept[-1] == len(kept) - 1
-    )  # the tail has more mass than 2^-24, so the lowest ids come first
+    # the tail has more mass than 2^-24, so the lowest ids come first
+    assert 1000 < len(kept) < 4000 and kept[-1] == len(kept) - 1
 
 
 def test_isas_give_the_same_bits(isas):

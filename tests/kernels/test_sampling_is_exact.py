@@ -179,12 +179,7 @@ def test_rejection_rule(vocab, temperature, quality, filters, kind, shape, sagua
     "rule,kind,flag,plant",
     [
         ("coupled", "coupled", None, "same noise"),  # the same noise for all positions of a round
-        (
-            "rejection",
-            "sampled",
-            None,
-            "wrong row",
-        ),  # q of another request, so that ratio and residual are those of the wrong row
+        ("rejection", "sampled", None, "wrong row"),  # q of another request: ratio and residual are wrong
         ("rejection", "arbitrary", Kind.SAMPLED, None),  # fillers verified as if they were samples of q
         ("rejection", "greedy", Kind.SAMPLED, None),
     ],

@@ -62,9 +62,7 @@ def test_a_draft_whose_vocabulary_has_less_padding(target, tmp_path, tied):
     assert draft.config.vocab_size == VOCAB and draft.ids.tolist() == list(range(VOCAB - 12))
     a, b = (m.forward(one_request(TOKENS % (VOCAB - 12)), m.new_kv_cache(4)) for m in (draft, alone))
     assert torch.equal(a, b) and a.shape == (len(TOKENS), VOCAB - 12)
-    padding = draft.forward(
-        one_request(torch.tensor([VOCAB - 1, 3])), draft.new_kv_cache(4)
-    )  # tokens that the target may emit
+    padding = draft.forward(one_request(torch.tensor([VOCAB - 1, 3])), draft.new_kv_cache(4))  # tokens of the target
     assert padding.isfinite().all()
 
 

@@ -1,4 +1,4 @@
-"""What a request may ask beside sampling: each against its definition, and the same whatever speculates."""
+"""What a request may ask beside sampling: each option against its definition, and the same whatever speculates."""
 
 from copy import deepcopy
 from dataclasses import asdict, replace
@@ -38,7 +38,8 @@ def draft(request, tiny_folder, tiny_target, tmp_path):
 
 
 def reference(target, ids, p):
-    """Token ids, log-probabilities and the likeliest, one forward pass over everything a token."""
+    """Token ids, log-probabilities and the most probable tokens, from one forward pass over everything for each
+    token."""
     answer, logprobs, tops = [], [], []
     for _ in range(p.max_tokens):
         tokens = [*ids, *answer]
@@ -108,7 +109,7 @@ def test_preemption_and_kept_prefixes_change_nothing(draft, options, tiny_folder
 
 @pytest.mark.parametrize("draft", ["itself"], indirect=True)
 def test_logprobs_of_accepted_tokens_are_those_of_the_target(draft, tiny_folder, tiny_target):
-    """Without penalties the target accepts all that it drafts itself: most tokens are nodes of a tree."""
+    """Without penalties, the target accepts everything that it drafts itself, so most tokens are nodes of a tree."""
     params = SamplingParams(0.8, seed=3, max_tokens=24, ignore_eos=True, top_logprobs=4)
     llm = make(tiny_folder, tiny_target, draft, mode="sd", k=5)
     (got,) = llm.generate("once", params)
@@ -180,7 +181,7 @@ def test_samples_without_a_seed_follow_from_that_of_the_request(tiny_folder, tin
 @pytest.mark.parametrize("verify", ["coupled", "rejection"])
 @pytest.mark.parametrize("draft", ["itself"], indirect=True)
 def test_a_draft_is_penalised_as_the_target_is(draft, verify, options, tiny_folder, tiny_target):
-    """The target as its own draft is then always right: were a path or a count off, it would disagree with itself."""
+    """The target as its own draft is then always right; with a wrong path or count it would disagree with itself."""
     prompts, params = requests()
     llm = make(tiny_folder, tiny_target, draft, verify=verify, **options)
     llm.engine.speculator.fallback = None  # n-grams may be wrong

@@ -1,4 +1,4 @@
-"""Where lanes compute. A device is played by tensors that refuse to meet others, as those of a GPU do; with a GPU the
+"""The devices of lanes. Tensors that refuse to meet others, as those of a GPU do, stand in for a device; with a GPU the
 same tests run on it."""
 
 import pytest
@@ -14,7 +14,8 @@ from ssd.runtime.devices.placement import Placement, device_of
 
 
 class There(torch.Tensor):
-    """A tensor elsewhere: it meets tensors of its own kind and single numbers, and its values are not to be seen."""
+    """A tensor on another device: it meets only tensors of its own kind and single numbers, and its values are
+    hidden."""
 
     SEEN = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.item, torch.Tensor.__iter__}
 
@@ -39,7 +40,7 @@ def tensors(x):
 
 
 class Elsewhere(Placement):
-    """`entered` and the stream are what the runtime must have asked for before it computes."""
+    """A Placement by which tests see that the runtime entered the device and its stream before it computed."""
 
     def __init__(self, device="cpu", cores=None):
         super().__init__(device, cores)
@@ -70,7 +71,7 @@ class Elsewhere(Placement):
 
 
 def elsewhere(model):
-    """The same model with its tensors there."""
+    """The same model with its tensors on that device."""
     for name in ("embedding", "norm", "lm_head"):
         setattr(model.weights, name, getattr(model.weights, name).as_subclass(There))
     for layer in model.weights.layers:
@@ -155,8 +156,8 @@ def test_devices_are_named_or_refused():
 @pytest.mark.parametrize("mode", ["sd", "ssd", "auto"])
 @pytest.mark.parametrize("kind", ["itself", "features"])
 def test_speculation_changes_nothing_on_a_gpu(kind, mode, draft_device, tiny_folder, tmp_path):
-    """Both lanes on streams of one GPU, and a GPU for the target with cores for the draft. Chains: on tensor cores
-    the guarantee is theirs."""
+    """Both lanes run on streams of one GPU, or the target on a GPU and the draft on cores. The drafts are chains, for
+    which alone tensor cores guarantee exactness."""
     target = Llama.load(tiny_folder, "bf16", device="cuda")
     plain = answers(LLM.from_model(target, Tokenizer(tiny_folder), seed=3))
     folder = load(kind, tiny_folder, tmp_path, target, "bf16").folder

@@ -1,4 +1,4 @@
-"""What the text had in the same place before: the index, and how a draft's own choices and it are ranked."""
+"""What the text had in the same context before: the index, and how its tokens are ranked among a draft's own."""
 
 import torch
 from hypothesis import given, settings
@@ -43,8 +43,9 @@ def test_children_of_a_node_in_order_of_their_chance():
     where = other[0][2]
     for _ in range(100):
         c.update(where, False)
-    assert c.rank([7, 8, -1], [0.1, 0.05, 0.0], 3, [(5, 2)])[-1][1] == 5  # it has learnt that this text does not repeat
-    assert c.rank([7, 8, 9], [0.1, 0.05, 0.0], 3, [(5, 1)])[0][1] == 5  # of shorter contexts it has learnt nothing
+    # it has learned that this text does not repeat
+    assert c.rank([7, 8, -1], [0.1, 0.05, 0.0], 3, [(5, 2)])[-1][1] == 5
+    assert c.rank([7, 8, 9], [0.1, 0.05, 0.0], 3, [(5, 1)])[0][1] == 5  # it has learned nothing about shorter contexts
 
 
 def forest(text, flight):
@@ -71,16 +72,16 @@ def computed(best=(), bonus=(), q=None):
 def test_candidates_are_the_drafts_and_the_texts_without_what_is_verified():
     from ssd.runtime.engine.tree import Tree
 
-    f = forest([1, 2, 3, 1, 2, 4, 9, 1, 2], Tree([4, 5], [-1, 0]))  # behind 1, 2 came 4 and 3; behind 2 the same
+    f = forest([1, 2, 3, 1, 2, 4, 9, 1, 2], Tree([4, 5], [-1, 0]))  # after 1, 2 came 4 and 3; after 2 the same
     f.known = {node: computed(bonus=bonus) for node, bonus in {-1: [6, 4, 3, -1], 0: [7, 9, 8], 1: []}.items()}
     assert f.candidates(-1) == [3, 6]  # 4 is verified
     assert f.rank(-1, 6) == 1 and f.rank(-1, 4) is None
-    assert f.candidates(0) == [9, 7, 8]  # behind 4 came 9; 5 would be taken, and is no candidate of anybody
+    assert f.candidates(0) == [9, 7, 8]  # after 4 came 9; 5 would be taken, but nobody proposes it
     assert f.candidates(1) == [] == f.candidates(5)
     f.known[1] = computed(bonus=[7, 8])
-    assert f.candidates(1) == [7, 8]  # nothing came behind 5 yet
+    assert f.candidates(1) == [7, 8]  # nothing came after 5 yet
     f.lookup.extend([4, 5, 3, 0])
-    assert f.candidates(1) == [7, 3, 8]  # where nothing was refused, the draft comes first
+    assert f.candidates(1) == [7, 3, 8]  # where nothing was rejected, the draft comes first
     f = forest([1, 2, 3, 1, 2, 4, 9, 1, 2], Tree())
     f.known = {-1: computed(best=[6, 4])}
     assert f.children(-1, 1) == [6] and f.children(-1, 2) == [6, 4] and f.children(-1, 3) == [6, 4, 4]

@@ -1,4 +1,4 @@
-"""The engine on a real (tiny) Llama and the real sampler: no way of scheduling may change a token."""
+"""The engine on a real (tiny) Llama and with the real sampler: no schedule may change a token."""
 
 import pytest
 import tiny_checkpoint

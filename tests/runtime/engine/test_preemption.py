@@ -1,5 +1,5 @@
-"""On a real (tiny) Llama and with real drafts: warm or cold, with too little memory or enough, in every mode the tokens
-are those of plain decoding."""
+"""On a real (tiny) Llama and with real drafts, the tokens are those of plain decoding in every mode: with or without
+known prefixes, with too little memory or enough."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,7 +17,7 @@ PARAMS = [
     SamplingParams(seed=i, temperature=(0.0, 0.8)[i % 2], max_tokens=34, ignore_eos=True, logprobs=i == 1)
     for i in range(len(PROMPTS))
 ]
-SMALL = dict(kv_tokens=112, max_batch=4)  # of about 220 that four answers want
+SMALL = dict(kv_tokens=112, max_batch=4)  # of about 220 that four answers need
 
 
 def answers(llm):
@@ -38,7 +38,7 @@ def drafts(tiny_folder, tiny_target, tmp_path_factory):
 
 
 def same(llm, plain):
-    """Cold, then warm. Returns the statistics."""
+    """Answers everything twice, first without known prefixes. Returns the statistics."""
     for _ in range(2):
         assert answers(llm) == plain
     stats = llm.stats()
@@ -74,7 +74,7 @@ def test_speculation(mode, kind, tiny_folder, tiny_target, plain, drafts):
 
 @pytest.mark.parametrize("kind", ["itself", "features", "eagle"])
 def test_a_draft_proposes_the_same_behind_what_is_shared(kind, tiny_folder, tiny_target, drafts):
-    """It reads the target's hidden states of every token before, computed by whom it may be."""
+    """The draft reads the target's hidden states of every earlier token, whichever request computed them."""
     found = []
     for memory in (dict(prefix_caching=False, max_batch=2), SMALL):
         llm = LLM.from_model(

@@ -1,5 +1,5 @@
-"""Memory that requests share, and that is taken from them: every request ends with the tokens that it would have had
-alone, warm or cold, preempted or not, speculated or not."""
+"""Requests share memory, and lose it: every request ends with the tokens that it would have had alone, with known
+prefixes or without, preempted or not, speculated or not."""
 
 import functools
 
@@ -17,11 +17,11 @@ from ssd.runtime.sync.policy import Policy
 from ssd.runtime.sync.speculator import SyncSpeculator
 
 PAGE_SIZE, NODES = 4, 5
-POOL = [list(range(10, 34)), [*range(10, 22), *range(40, 60)]]  # beginnings that prompts share
+POOL = [list(range(10, 34)), [*range(10, 22), *range(40, 60)]]  # prefixes that prompts share
 
 
 class Checked:
-    """An engine on a FakeModel whose memory is compared with the tokens after every pass."""
+    """An engine on a FakeModel, whose memory is compared with the tokens after every pass."""
 
     def __init__(self, speculate=False, layers=(), seed=0, **sizes):
         model = FakeModel()
@@ -36,7 +36,7 @@ class Checked:
         self.proposer, self.alive, self.prefixes = proposer, [], {}
         allocate = self.engine.allocator.allocate
 
-        def poisoned(count):  # what a page held before is of no use to who gets it
+        def poisoned(count):  # the earlier contents of a page are of no use to its new owner
             pages = allocate(count)
             self.engine.kv.k[:, pages] = float("nan")
             return pages
@@ -151,8 +151,8 @@ def finish(checked, s):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_blocks_filled_by_accepted_runs_hold_what_their_names_say(seed):
-    """A speculative step may fill a block and begin the next: neither a rejected token nor one behind the block may
-    enter the name, nor KV that was not moved yet the page."""
+    """A speculative step may fill a block and begin the next. Then no rejected token and none behind the block may
+    enter its name, and no KV that has not been moved yet the page."""
     checked, prompt = Checked(True, seed=seed), (1, 2, 3)
     first = checked.add(prompt, GREEDY)
     answer = finish(checked, first)
@@ -183,7 +183,7 @@ def test_a_request_that_ends_inside_an_accepted_run_names_no_token_behind_its_en
 
 @pytest.mark.parametrize("chunk", [3, 64])
 def test_prompts_behind_a_prefix_read_it_through_the_page_table(chunk):
-    """Pages of a prefix lie where they lie: not side by side, nor in order, nor where the rest of the request is."""
+    """The pages of a prefix are neither side by side, nor in order, nor near the rest of the request."""
     checked = Checked(prefill_chunk=chunk)
     allocator, prompt = checked.engine.allocator, tuple(range(20))
     ones = [allocator.allocate(1)[0] for _ in range(12)]
@@ -218,7 +218,7 @@ def test_a_preempted_request_goes_on_with_every_token_it_had(speculate, prefix_c
 
 @pytest.mark.parametrize("speculate", [False, True])
 def test_a_request_that_needs_all_memory_and_one_at_the_end_of_the_context_end(speculate):
-    """Alone they take pages from nobody, least of all from themselves."""
+    """A request alone takes pages from nobody, least of all from itself."""
     checked = Checked(speculate, kv_tokens=40, max_model_len=40, max_batch=3)
     params = SamplingParams(seed=0, max_tokens=39, ignore_eos=True)
     rest = SamplingParams(seed=0, max_tokens=1, ignore_eos=True)

@@ -9,7 +9,7 @@ from model_helpers import save_tiny
 from ssd import LLM, SamplingParams
 from ssd.model.tokenizer import Tokenizer
 
-VOCAB = 512  # of the model; the tokenizer has fewer
+VOCAB = 512  # the model's vocabulary; the tokenizer has fewer tokens
 
 
 @pytest.fixture(scope="module")

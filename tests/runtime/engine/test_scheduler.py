@@ -23,13 +23,13 @@ class Silent:
 
 
 def sequence(prompt, max_tokens):
-    """prompt: token ids, or how many different ones."""
+    """A sequence. prompt: token ids, or how many different ones."""
     prompt = list(range(100, 100 + prompt)) if isinstance(prompt, int) else prompt
     return Sequence.start(prompt, max_tokens, SamplingParams(max_tokens=max_tokens), 1, TextStream(Silent()))
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Arrivals, passes and cancellations in any order, against a memory that holds tokens."""
+    """Arrivals, passes and cancellations in any order, with a memory that holds tokens."""
 
     def __init__(self):
         super().__init__()
@@ -128,7 +128,7 @@ def scheduler(pages=PAGES, nodes=0, **options):
 
 
 def run(scheduler, passes=1):
-    """The plans of so many passes, in which every request gets token 7. (request, rows, tokens found before)."""
+    """The plans of `passes` passes in which every request gets token 7: (request, rows, tokens found before)."""
     plans = []
     for _ in range(passes):
         plan = scheduler.plan()
@@ -162,7 +162,7 @@ def test_a_request_larger_than_the_cache_is_refused_at_once():
 
 @pytest.mark.parametrize("nodes", [0, 3])
 def test_a_request_as_large_as_the_cache_ends(nodes):
-    """It is alone then, and has nobody to take pages from but itself."""
+    """The request is then alone, and can take pages only from itself."""
     s = scheduler(nodes=nodes)
     large, small = sequence(11, PAGES * PAGE_SIZE - nodes - 11), sequence([1, 2, 3], 5)
     s.add(large)
@@ -190,7 +190,7 @@ def test_the_latest_arrival_gives_up_its_pages_and_keeps_its_tokens():
         assert [w[0] for w in run(s)[0]] == [first]
     ((again, rows, found),) = run(s)[0]
     assert again is second and found + rows == second.prompt_len + len(got) and second.token_ids == [*got, 7]
-    assert found in (4, 8)  # its blocks are still there, but for those that the first took
+    assert found in (4, 8)  # its blocks are still there, except those that the first request took
     assert not s.reused  # no prompt token: they were its own
 
 

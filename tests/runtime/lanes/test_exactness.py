@@ -1,4 +1,5 @@
-"""Two lanes: whatever the draft lane prepares, late, wrong or not at all, the tokens are those of plain decoding."""
+"""Two lanes: whatever the draft lane prepares, in time or late, right or wrong, the tokens are those of plain
+decoding."""
 
 import pytest
 from speculation_helpers import KINDS, PROMPTS, answers, load
@@ -43,7 +44,8 @@ HITS = [
 @pytest.mark.parametrize("shape", HITS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_target_as_its_own_draft_always_hits(shape, temperature, tiny_folder, tiny_target, monkeypatch):
-    """Were KV moved wrongly, a candidate list taken from the wrong node or a key off by one, it would miss."""
+    """If KV were moved wrongly, a candidate list taken from the wrong node, or a key off by one, the lane would
+    miss."""
     llm = make(tiny_folder, tiny_target, Draft.load(tiny_folder, tiny_target, "bf16"), **shape)
     llm.generate(PROMPTS, SamplingParams(temperature=temperature, max_tokens=31, ignore_eos=True))
     stats = llm.stats()
@@ -76,7 +78,7 @@ def test_two_threads(kind, tiny_folder, tiny_target, plain, tmp_path):
 
 
 def sometimes(fault, every=2):
-    """Does fault(lane) at every so many steps, over all lanes."""
+    """Calls fault(lane) once in `every` steps, counted over all lanes."""
     count = [0]
 
     def before(lane):
@@ -347,8 +349,8 @@ def test_the_larger_draft_stays_while_it_gives_more_tokens_a_second():
 
 
 def soak(llm, requests, seed, faults):
-    """So many requests with cancellations and faults, each compared with its answer alone. Returns bytes of growth
-    after the first half."""
+    """Runs many requests with cancellations and faults, and compares each with its answer alone. Returns the growth in
+    bytes after the first half."""
     import random
     import resource
 

@@ -1,4 +1,4 @@
-"""Which outcomes are prepared for."""
+"""The outcomes that the draft lane prepares for."""
 
 import json
 
@@ -27,7 +27,7 @@ def test_the_budget_goes_where_the_chances_are():
 
 
 def test_theorem_12_with_power_law_hits():
-    """F_k proportional to a^(k / (1 + r)) for k < K (Kumar, Dao, May, arXiv 2603.03251), up to whole numbers."""
+    """F_k is proportional to a^(k / (1 + r)) for k < K (Kumar, Dao, May, arXiv 2603.03251), up to whole numbers."""
     a, r, k = 0.7, 0.6, 3
     fan_out = FanOut(acceptance=a, power=r)
     counts = fan_out.allocate(True, [1, 2, 3], [-1, 0, 1], 24)

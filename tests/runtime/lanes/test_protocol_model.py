@@ -1,4 +1,4 @@
-"""All interleavings of a few rounds of the cache protocol, checked by spin; and faults that it must find."""
+"""spin checks all interleavings of a few rounds of the cache protocol, and has to find planted faults."""
 
 import os
 import re

@@ -1,4 +1,5 @@
-"""The C++ of the protocol under ThreadSanitizer, random delays at every atomic step, and faults it must find."""
+"""The C++ of the protocol under ThreadSanitizer, with random delays at every atomic step, and faults that it has to
+find."""
 
 import re
 import shutil
@@ -61,7 +62,7 @@ def run(binary: Path, *arguments) -> subprocess.CompletedProcess:
 
 @pytest.fixture(scope="module")
 def sanitizer(tmp_path_factory):
-    """Skips where a program cannot be built or run under ThreadSanitizer."""
+    """Skips if a program cannot be built or run under ThreadSanitizer."""
     if not shutil.which("g++"):
         pytest.skip("g++ is not installed: the stress test is not run")
     folder = tmp_path_factory.mktemp("probe")

@@ -33,7 +33,7 @@ def branches_of(cache, epoch, nodes=None):
 
 
 def outcome(*tokens, path=None):
-    """path, accepted, emitted of one round: nodes 0, 1.. accepted, then the bonus token."""
+    """(path, accepted, emitted) of one round: nodes 0, 1, ... are accepted, then the bonus token."""
     n = len(tokens) - 1
     nodes = list(range(n)) if path is None else path
     return torch.tensor([nodes], dtype=torch.int8).view(1, n), i32(n), i64(*tokens)[None]
@@ -213,7 +213,7 @@ def test_waits_hold_no_interpreter_lock():
 
 
 def test_two_lanes_in_two_threads():
-    """The token at position i is i, so the draft predicts every bonus token, but none at node 2."""
+    """The token at position i is i, so the draft predicts every bonus token, except at node 2."""
     rounds, hits, errors, stop = 1500, 0, [], threading.Event()
     cache = make(log=4 * rounds)
     nodes = torch.arange(4) - 1

@@ -1,4 +1,5 @@
-"""Answers that keep to a grammar, against the library asked afresh at every token, and the same whatever speculates."""
+"""Answers keep to a grammar, checked by asking the library afresh at every token, and are the same whatever
+speculates."""
 
 import json
 import re
@@ -131,7 +132,7 @@ def test_rejection_sampling_keeps_to_the_grammar_too(options, tiny_folder, tiny_
 
 
 class Stuck:
-    """A matcher with nothing to say: its vocabulary has no way to write what the grammar wants."""
+    """A matcher that allows nothing, because its vocabulary cannot express what the grammar requires."""
 
     def compute_bitmask(self):
         return bytes(VOCAB // 8)
@@ -188,7 +189,7 @@ def test_a_draft_keeps_to_the_grammar_as_the_target_does(options, tiny_folder, t
 
 @pytest.mark.skipif(len(CORES) < 2, reason="wants two cores")
 def test_two_threads(plain, tiny_folder, tiny_target):
-    """Both lanes ask the library at once, each with a state of its own."""
+    """Both lanes ask the library at once, each with its own state."""
     draft = Draft.load(tiny_folder, tiny_target, "bf16")
     cores = {"threads": list(CORES[:1]), "draft_threads": list(CORES[-1:])}
     llm = LLM.from_model(tiny_target, Tokenizer(tiny_folder), draft=draft, mode="ssd", k=3, max_batch=3, **cores)

@@ -1,5 +1,5 @@
-"""Text from tokens that come several at once: stop strings across tokens, whole characters, caps; against a definition
-that looks at the whole text again after every token."""
+"""Text from tokens that arrive several at once: stop strings across tokens, whole characters, limits; compared with a
+definition that looks at the whole text again after every token."""
 
 import codecs
 import random
@@ -17,7 +17,7 @@ EOS = 258
 
 
 def said(pieces: list[bytes], stop, last_is_end: bool) -> tuple[str, int, bool]:
-    """(text, tokens used, whether a stop string ended it) of an answer whose tokens stand for these bytes."""
+    """(text, tokens used, whether a stop string ended it) of an answer whose tokens have these bytes."""
     for count in range(len(pieces) + 1):
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         text = decoder.decode(b"".join(pieces[:count]), final=last_is_end and count == len(pieces))
@@ -28,7 +28,7 @@ def said(pieces: list[bytes], stop, last_is_end: bool) -> tuple[str, int, bool]:
 
 
 class Bytes:
-    """Tokens are bytes of any number."""
+    """Tokens of any number of bytes."""
 
     def __init__(self):
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -69,7 +69,8 @@ def test_pieces_of_any_bytes_cut_anywhere(data, cuts, stop):
 
 
 def cases(llm):
-    """(token ids without stop string and cap, params): stop strings out of the text itself, caps around their end."""
+    """(token ids without stop string and limit, params): stop strings come from the text itself, limits are near their
+    end."""
     chance, jobs = random.Random(5), []
     for i in range(36):
         grammar = dict(regex="(日|é|ab|🙂|b)*") if i % 2 else dict(ignore_eos=True)

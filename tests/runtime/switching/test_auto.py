@@ -1,4 +1,4 @@
-"""The mode that picks the others: its formulas, its decisions, and that neither touches a token."""
+"""The mode that chooses among the others: its formulas, its decisions, and that it never changes a token."""
 
 import json
 import os
@@ -111,7 +111,7 @@ def test_changes_of_mode_under_penalties_and_a_grammar(tiny_folder, tiny_target,
 
 
 class Trusting:
-    """No correction by what was measured."""
+    """A correction that stays 1 whatever was measured."""
 
     def get(self, default):
         return 1.0
@@ -139,7 +139,8 @@ def test_without_a_draft_the_text_itself_proposes(tiny_folder, tiny_target):
 
 
 def share_of_plain(tokens: float, round_ms: float, steps: int = 1200, answer: int = 1200) -> float:
-    """Of rounds under a policy where a plain step takes 4 ms, the first ones behind speculation 5; answer: rounds."""
+    """The share of plain steps under a policy. A plain step takes 4 ms, and 5 ms shortly after speculation; answer:
+    rounds of an answer."""
     policy, overall = Policy(), Record(rate=0.01)
     record, plain, since = Record(overall), 0, 0
     for i in range(steps):

@@ -37,7 +37,7 @@ def test_tokens_are_those_of_plain_decoding(kind, dtype, tiny_folder, models, tm
 @pytest.mark.parametrize("shape", [dict(k=3), dict(k=4, tree_width=3), dict(k=2, tree_width=2, prefill_chunk=8)])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_target_as_its_own_draft_is_always_accepted(shape, temperature, tiny_folder, models):
-    """Were a row of the draft at a wrong place, or its KV lost or moved wrongly, it would disagree with itself."""
+    """If a row of the draft were in the wrong place, or its KV lost or moved wrongly, it would disagree with itself."""
     draft = Draft.load(tiny_folder, models["bf16"], "bf16")
     llm = LLM.from_model(models["bf16"], Tokenizer(tiny_folder), draft=draft, mode="sd", threads=1, **shape)
     llm.generate(PROMPTS, SamplingParams(temperature=temperature, max_tokens=29, ignore_eos=True))
@@ -47,7 +47,7 @@ def test_the_target_as_its_own_draft_is_always_accepted(shape, temperature, tiny
 
 
 def test_kv_of_accepted_tokens_stands_where_it_belongs(tiny_folder, models):
-    """Of the target, and of a draft with the same weights: bit for bit that of a request run alone without a draft."""
+    """The KV of the target, and of a draft with the same weights, is bitwise that of a request alone without a draft."""
     target, tokenizer = models["bf16"], Tokenizer(tiny_folder)
     draft = Draft.load(tiny_folder, target, "bf16")
     llm = LLM.from_model(
@@ -81,7 +81,7 @@ def test_kv_of_accepted_tokens_stands_where_it_belongs(tiny_folder, models):
 
 @pytest.mark.parametrize("shape", [dict(k=7), dict(k=5, tree_width=3)])
 def test_the_end_inside_an_accepted_run_cuts_at_the_right_token(shape, tiny_folder, models):
-    """With the target as its own draft whole runs are accepted; they end with EOS, a stop string or max_tokens."""
+    """With the target as its own draft, whole runs are accepted; they end with EOS, a stop string or max_tokens."""
     from dataclasses import replace
 
     target, tokenizer = models["bf16"], Tokenizer(tiny_folder)
@@ -131,7 +131,7 @@ def test_beyond_the_drafts_context_and_up_to_the_targets_own_nothing_is_proposed
 
 
 def test_feature_rows_see_the_hidden_state_of_the_token_before(tiny_folder, models, tmp_path):
-    """A draft's tree under teacher forcing: its logits are those of one causal pass over the same tokens."""
+    """The logits of a draft's tree under teacher forcing are those of one causal pass over the same tokens."""
     from draft_helpers import feature_draft_reference
 
     target = models["fp32"]
@@ -159,7 +159,7 @@ def test_feature_rows_see_the_hidden_state_of_the_token_before(tiny_folder, mode
 
 
 def test_proposals_pay_or_stop(tiny_folder, models, tmp_path):
-    """A draft that is never right is asked ever more rarely."""
+    """A draft that is never right is asked less and less."""
     draft = load("independent", tiny_folder, tmp_path, models["bf16"], "bf16")
     llm = LLM.from_model(models["bf16"], Tokenizer(tiny_folder), draft=draft, mode="sd", threads=1)
     llm.generate(PROMPTS[1], SamplingParams(max_tokens=200, ignore_eos=True, temperature=1.0))

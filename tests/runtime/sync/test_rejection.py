@@ -1,7 +1,7 @@
 """Rejection sampling through the whole engine: the joint distribution of three tokens against the exact one.
 
-6,000 answers each, 1,500 where it says so; a result passes if chi-squared (cells with an expectation below 5 pooled) is
-not significant at 1e-6. A planted bias must fail.
+There are 6,000 answers, or 1,500 where a test says so. A result passes if chi-squared (with cells below an expectation
+of 5 pooled) is not significant at 1e-6. A planted bias must fail.
 """
 
 import numpy as np
@@ -32,7 +32,7 @@ def target(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def exact(target):
-    """Length of an answer to the chances of its last three tokens, [216]."""
+    """Chances of the last three tokens, [216], by length of the answer."""
     return {length: answers_of(target, length) for length in (3, 5)}
 
 
@@ -72,7 +72,7 @@ def significance(target, exact, draft, extra=None, grammar=None, draws=DRAWS, le
     return stats.chi2.sf(chi2, used.sum() - 1)
 
 
-# the draft lane starts with the second token of an answer: there they are longer
+# the draft lane starts with the second token of an answer, so answers are longer there
 CASES = [
     (dict(depth=1, **SMALL), dict(k=2)),
     (dict(depth=1, **SMALL), dict(k=2, tree_width=3)),
@@ -96,7 +96,7 @@ EXTRA = dict(presence_penalty=0.8, frequency_penalty=-0.5, repetition_penalty=1.
 
 
 class Steps:
-    """A grammar by hand, as llguidance's matcher: no token is followed by itself or the one before it."""
+    """A grammar by hand, with the interface of llguidance's matcher: no token follows itself or the one before it."""
 
     def __init__(self, last=None):
         self.last = last
@@ -153,7 +153,7 @@ def test_what_an_ngram_proposes_against_the_grammar_is_left_out(target, changed)
 
 
 def test_a_planted_bias_is_found(target, exact, tmp_path, monkeypatch):
-    """The draft's own choice dropped where its probability is small, as pruning by confidence would do."""
+    """The draft drops its own choice if its probability is small, as pruning by confidence would do."""
     from ssd.runtime.drafting import draft_sampling
 
     best = draft_sampling.RejectionSampler.candidates
