@@ -96,7 +96,11 @@ def total(parts: list[dict]) -> dict:
 
 def measure(n: int, wanted: list[tuple], target: str, options: dict, workloads: dict, args) -> dict[str, list]:
     """The parts `rows`, `agreement`, `prefill` and `costs` for n cores."""
-    cores, rows, prefill, costs, texts = cores_of(n), [], [], [], defaultdict(list)
+    cores = cores_of(n)
+    rows = []
+    prefill = []
+    costs = []
+    texts = defaultdict(list)
     workers = {c: w for c in wanted if (w := start(c, cores, target, options))}
     try:
         first = next(iter(workloads.values()))[0]
@@ -133,7 +137,8 @@ def measure(n: int, wanted: list[tuple], target: str, options: dict, workloads: 
 
 def summary(runs: dict, configuration: tuple) -> dict:
     """Speeds and times of a configuration's runs of one workload."""
-    mine, plain = runs[configuration], (configuration[0], "ar", configuration[2])
+    mine = runs[configuration]
+    plain = (configuration[0], "ar", configuration[2])
     times = {c: [r["decode_seconds"] / max(r["decode_tokens"], 1) for r in runs[c]] for c in (configuration, plain)}
     return {
         "tokens_per_second": spread([r["decode_tokens"] / r["decode_seconds"] for r in mine]),
@@ -174,7 +179,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1, help="runs of each prompt (%(default)s)")
     parser.add_argument("--prefill", type=int, metavar="N", help="also time the first token after N prompt tokens")
     parser.add_argument("--draft", help="draft of ssd's speculative modes (the target's own)")
-    parser.add_argument("--gguf", help="GGUF file for llama_cpp (one of the precision, made where there is none)")
+    parser.add_argument("--gguf", help="GGUF file for llama_cpp (found or made by precision)")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
 

@@ -77,8 +77,11 @@ class Runner:
         from ssd.model import Llama, Tokenizer, resolve
 
         self.threads = threads
-        self.folder, self.target, self.loaded = resolve(target), target, {}
-        self.tokenizer, self.load = Tokenizer(self.folder), Llama.load
+        self.folder = resolve(target)
+        self.target = target
+        self.loaded = {}
+        self.tokenizer = Tokenizer(self.folder)
+        self.load = Llama.load
 
     def model(self, dtype: str):
         if dtype not in self.loaded:
@@ -90,7 +93,8 @@ class Runner:
         from ssd.runtime.factory import load_draft
         from ssd.runtime.options import SpeculationOptions
 
-        model, draft = self.model(dtype), None
+        model = self.model(dtype)
+        draft = None
         options = SpeculationOptions(**speculation)
         speculation.pop("draft", None)
         if options.mode != "ar":
@@ -132,8 +136,12 @@ def compare(runner: Runner, args, ids: list[list[int]]) -> dict:
     jobs = [(n, t, i) for t in temperatures for n, i in enumerate(ids)]
     common = {"max_tokens": args.max_tokens}
     params = [SamplingParams(temperature=t, seed=1000 + n, **common, **asked(args, n)) for n, t, _ in jobs]
-    prompts, plain, rows, first = [i for _, _, i in jobs], {}, [], None
-    lengths, tokens = [len(ids) + args.max_tokens for ids in prompts], 0
+    prompts = [i for _, _, i in jobs]
+    plain = {}
+    rows = []
+    first = None
+    lengths = [len(ids) + args.max_tokens for ids in prompts]
+    tokens = 0
     for c in product(args):
         if c["dtype"] not in plain:
             answers = runner.llm(c["dtype"], {"max_batch": 1, "prefix_caching": False}).generate(prompts, params)
@@ -143,7 +151,8 @@ def compare(runner: Runner, args, ids: list[list[int]]) -> dict:
         sizes, times = memory_of(c["memory"], c["batch"], lengths)
         sizes |= {"max_batch": c["batch"], "prefill_chunk": c["chunk"]}
         llm = runner.llm(c["dtype"], sizes, mode=c["mode"], draft=draft, **how)
-        got, different = [told(a) for _ in range(times) for a in llm.generate(prompts, params)], 0
+        got = [told(a) for _ in range(times) for a in llm.generate(prompts, params)]
+        different = 0
         for (n, t, _), a, b in zip(jobs * times, plain[c["dtype"]] * times, got, strict=True):
             if a != b:
                 different += 1

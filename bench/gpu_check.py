@@ -34,7 +34,11 @@ class Part:
 
 def parts(out: Path, capability: str) -> list[Part]:
     """All parts, the most important first, so that a check that is cut short has the tests and the first figures."""
-    py, json_of = sys.executable, lambda name: str(out / f"{name}.json")
+    py = sys.executable
+
+    def json_of(name: str) -> str:
+        return str(out / f"{name}.json")
+
     pytest = [py, "-m", "pytest", "-p", "no:cacheprovider", "-rs", "-m"]
     synthetic = [py, "-m", "bench.synthetic", "--device", "cuda"]
     jobs = str(len(os.sched_getaffinity(0)))
@@ -55,7 +59,8 @@ def parts(out: Path, capability: str) -> list[Part]:
 
 def run(part: Part, out: Path, limit: float) -> dict:
     """Runs a part and returns its row. A log has its output, and none of its processes survives it."""
-    begin, log = time.monotonic(), out / f"{part.name.replace(', ', '_').replace(' ', '_')}.log"
+    begin = time.monotonic()
+    log = out / f"{part.name.replace(', ', '_').replace(' ', '_')}.log"
     before = {p.name for p in out.iterdir()}
     with log.open("w") as f:
         process = subprocess.Popen(
@@ -71,14 +76,17 @@ def run(part: Part, out: Path, limit: float) -> dict:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
     files = sorted({p.name for p in out.iterdir()} - before)
-    seconds, command = round(time.monotonic() - begin, 1), " ".join(part.command)
+    seconds = round(time.monotonic() - begin, 1)
+    command = " ".join(part.command)
     return {"part": part.name, "status": status, "seconds": seconds, "command": command, "files": files}
 
 
 def check(out: Path, wanted: list[Part], seconds: float) -> list[dict]:
     """Runs all parts and returns their rows, which are written to out/report.json one by one."""
     out.mkdir(parents=True, exist_ok=True)
-    end, rows, passed = time.monotonic() + seconds, [], set()
+    end = time.monotonic() + seconds
+    rows = []
+    passed = set()
     for i, part in enumerate(wanted):
         left = end - time.monotonic() - sum(later.least for later in wanted[i + 1 :])
         if missing := [need for need in part.needs if need not in passed]:
@@ -102,7 +110,7 @@ def main() -> None:
     import torch
 
     if not torch.cuda.is_available():
-        sys.exit("gpu-check found no GPU: it needs an NVIDIA GPU, its driver and a CUDA build of torch")
+        sys.exit("gpu-check: found no GPU; it needs a machine with an NVIDIA GPU, its driver and a CUDA build of torch")
     capability = "{}.{}".format(*torch.cuda.get_device_capability())
     rows = check(args.out.resolve(), parts(args.out.resolve(), capability), 60 * args.minutes)
     print(f"results are in {args.out}")

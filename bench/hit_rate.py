@@ -38,7 +38,8 @@ class Pair:
         from ssd.runtime.options import SpeculationOptions
 
         folder = resolve(target)
-        self.model, self.tokenizer = Llama.load(folder, dtype), Tokenizer(folder)
+        self.model = Llama.load(folder, dtype)
+        self.tokenizer = Tokenizer(folder)
         self.draft = load_draft(
             SpeculationOptions(mode="ssd", draft=draft, draft_dtype=draft_dtype), str(folder), self.model
         )
@@ -51,7 +52,8 @@ class Pair:
         llm = LLM.from_model(self.model, self.tokenizer, draft=self.draft, mode="ssd", max_batch=1, **options)
         for prompt, param in zip(ids, params, strict=True):
             llm.generate([prompt], param)
-        stats, lanes = llm.stats(), llm.engine.speculator
+        stats = llm.stats()
+        lanes = llm.engine.speculator
         overhead = lanes.lane.runner.rows * self.ratio / max(lanes.counts.verified_rows, 1) if lanes.lane else None
         llm.close()
         return stats, overhead

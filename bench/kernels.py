@@ -67,7 +67,9 @@ class Kernels:
 
     def __init__(self, cores: list[int]):
         bind(cores)
-        self.cores, self.buffer, self.rest = cores, buffer(cold_bytes()), REST if len(cores) > 1 else 0.0
+        self.cores = cores
+        self.buffer = buffer(cold_bytes())
+        self.rest = REST if len(cores) > 1 else 0.0
         self.limits = self.roofline(warm_up=1)
 
     def roofline(self, warm_up: int = 0) -> dict[str, list[float]]:
@@ -88,9 +90,11 @@ class Kernels:
         candidates = {case.op: case.run, **baselines}
         prepare = {case.op: case.prepare} if case.prepare else None
         times = interleave(candidates, seconds, prepare=prepare, rest=self.rest)
-        before, self.limits = self.limits, self.roofline()
+        before = self.limits
+        self.limits = self.roofline()
         limits = {name: spread(before[name] + after)["median"] for name, after in self.limits.items()}
-        bandwidth, peak = self.buffer.nbytes / limits["read"], torch.ops.ssd.probe_fma(1 << 16) / limits["fma"]
+        bandwidth = self.buffer.nbytes / limits["read"]
+        peak = torch.ops.ssd.probe_fma(1 << 16) / limits["fma"]
         median = spread(times[case.op])["median"]
         return {
             "op": case.op,
@@ -118,9 +122,11 @@ def main() -> None:
     parser.add_argument("--gpu-limit", type=float, help="seconds for all rows of the GPU (no limit)")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
-    rows, left_out = [], {}
+    rows = []
+    left_out = {}
     try:
-        wanted, models = modules(args.ops), shapes.models(args.models)
+        wanted = modules(args.ops)
+        models = shapes.models(args.models)
         cores = [cores_of(n) for n in args.cores] if args.device != "cuda" else []
     except ValueError as e:
         parser.error(str(e))

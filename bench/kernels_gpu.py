@@ -19,7 +19,8 @@ SQUARE = 8192  # rows and columns of the product that shows the peak
 
 def seconds_of(calls: dict, rounds: int, flush: Callable[[], object], turns: int = 8) -> dict[str, list[float]]:
     """Seconds of a call in each round, by name. A call takes the number of its turn."""
-    graphs, events = {}, [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+    graphs = {}
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
     for name, call in calls.items():
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
@@ -50,7 +51,8 @@ def row(case: Case, rounds: int, copied: torch.Tensor, square: torch.Tensor) -> 
     roof = {"copy": lambda _: copied[0].copy_(copied[1]), "product": lambda _: square @ square}
     times = seconds_of({case.op: case.run, **baselines, **roof}, rounds, copied[0].zero_)
     median = {name: statistics.median(t) for name, t in times.items()}
-    bandwidth, peak = copied.nbytes / median["copy"], 2 * len(square) ** 3 / median["product"]
+    bandwidth = copied.nbytes / median["copy"]
+    peak = 2 * len(square) ** 3 / median["product"]
     taken = median[case.op]
     return {
         "op": case.op,

@@ -76,14 +76,17 @@ class Linear:
     def __init__(self, cores: list[int], format: str, shapes: list[tuple[int, int]]):
         bind(cores)
         torch.manual_seed(0)
-        self.format, self.cores, dtype = format, cores, PEER[format]
+        self.format = format
+        self.cores = cores
+        dtype = PEER[format]
         self.weights = {shape: torch.randn(shape) / shape[1] ** 0.5 for shape in map(tuple, shapes)}
         packed = {s: torch.ops.ssd.pack_linear(w, format_of(format, s[0])) for s, w in self.weights.items()}
         self.stored = {s: as_stored(w, format_of(format, s[0])) for s, w in self.weights.items()}
         self.bytes = sum(packed[tuple(s)].nbytes for s in shapes)
         self.flops = sum(2 * n * k for n, k in shapes)
         copies = ceil(cold_bytes() / self.bytes)
-        arena, plain = Arena(), {s: w.to(dtype) for s, w in self.weights.items()}
+        arena = Arena()
+        plain = {s: w.to(dtype) for s, w in self.weights.items()}
         self.passes = [[(arena.keep(packed[tuple(s)]), s[0], s[1]) for s in shapes] for _ in range(copies)]
         self.peers = [[(arena.keep(plain[tuple(s)]), s[1]) for s in shapes] for _ in range(copies)]
         self.buffer = buffer(cold_bytes())
@@ -138,7 +141,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="time for each row (%(default)s)")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
-    rows, left_out, formats = [], [], args.formats.split(",")
+    rows = []
+    left_out = []
+    formats = args.formats.split(",")
     try:
         passes = {m.name: shapes_of(m) for m in models(args.models)}
         if args.shape:

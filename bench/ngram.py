@@ -28,7 +28,8 @@ class Ngrams:
     """A matcher with dictionaries of n-grams, for comparison."""
 
     def __init__(self, longest: int, shortest: int, newest: bool):
-        self.sizes, self.newest = range(longest, shortest - 1, -1), newest
+        self.sizes = range(longest, shortest - 1, -1)
+        self.newest = newest
         self.text: list[int] = []
         self.ends: dict[tuple, int] = {}
 
@@ -66,13 +67,16 @@ class Automaton:
 def replay(prompt: list[int], answer: list[int], matcher, k: int) -> tuple[int, int, int]:
     """(rounds, tokens proposed, tokens accepted) for an answer, whose first token the prompt's pass emits."""
     rounds = proposed = accepted = 0
-    at, new = 1, prompt + answer[:1]
+    at = 1
+    new = prompt + answer[:1]
     while at < len(answer):
         found = matcher.follow(new, min(k, len(answer) - at - 1))
         right = 0
         while right < len(found) and found[right] == answer[at + right]:
             right += 1
-        rounds, proposed, accepted = rounds + 1, proposed + len(found), accepted + right
+        rounds += 1
+        proposed += len(found)
+        accepted += right
         new = answer[at : at + right + 1]
         at += len(new)
     return rounds, proposed, accepted
@@ -101,7 +105,8 @@ def times(name: str, tokens: np.ndarray, new: int, k: int, rounds: int = 400) ->
     """The row of `times` for proposals at the end of a text, each after `new` more tokens."""
     matcher = Automaton(tokens, len(tokens) - rounds * new)
     matcher.follow([], k)
-    seconds, tail = [], tokens[len(tokens) - rounds * new :].reshape(rounds, new).tolist()
+    seconds = []
+    tail = tokens[len(tokens) - rounds * new :].reshape(rounds, new).tolist()
     for piece in tail:
         begin = time.perf_counter()
         matcher.follow(piece, k)
@@ -127,7 +132,9 @@ def main(argv: list[str] | None = None) -> None:
     from ssd import LLM, SamplingParams
 
     texts = workloads_of(parser, args, PROMPTS / "long")
-    llm, rows, everything = LLM(args.target, args.dtype), [], []
+    llm = LLM(args.target, args.dtype)
+    rows = []
+    everything = []
     for workload, prompts in texts.items():
         ids = [llm.tokenizer.encode_chat([{"role": "user", "content": p}]) for p in prompts]
         everything += [i for prompt in ids for i in prompt]

@@ -22,7 +22,8 @@ from .workloads import workloads_of
 def read(model, ids: list[int], start: int) -> tuple[int, float]:
     """(how many of the ids from `start` on are the most probable ones, -log probability of those before)."""
     kv = model.new_kv_cache(-(-len(ids) // 16))
-    logits, wanted = model.forward(Batch.chain(ids), kv)[:-1], torch.tensor(ids[1:])
+    logits = model.forward(Batch.chain(ids), kv)[:-1]
+    wanted = torch.tensor(ids[1:])
     own = (logits.argmax(-1) == wanted)[start - 1 :]
     lost = torch.nn.functional.cross_entropy(logits[: start - 1], wanted[: start - 1], reduction="sum")
     return int(own.sum()), float(lost)
@@ -43,9 +44,12 @@ def main(argv: list[str] | None = None) -> int:
     from ssd.model import Llama, Tokenizer, resolve
 
     folder = resolve(args.target)
-    tokenizer, params = Tokenizer(folder), SamplingParams(max_tokens=args.max_tokens)
+    tokenizer = Tokenizer(folder)
+    params = SamplingParams(max_tokens=args.max_tokens)
     prompts = {w: [tokenizer.encode_chat([{"role": "user", "content": p}]) for p in ps] for w, ps in texts.items()}
-    answers, perplexity, rows = {}, {}, []
+    answers = {}
+    perplexity = {}
+    rows = []
     for precision in ["fp32", *args.precisions.split(",")]:
         model = Llama.load(folder, precision)
         llm = LLM.from_model(model, tokenizer)

@@ -20,7 +20,8 @@ class Model:
     @property
     def layers(self) -> dict[str, tuple[int, int]]:
         """(N, K) of each product of a decoder layer, by name."""
-        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        q = self.heads * self.head_dim
+        kv = self.kv_heads * self.head_dim
         return {
             "qkv": (q + 2 * kv, self.hidden),
             "o": (self.hidden, q),
@@ -45,7 +46,9 @@ MODELS = {
         rank_of("Llama-70B/4", "llama-3.1-70b", 4),
     )
 }
-ROWS, PREFIXES, BATCHES = (1, 5, 8, 16, 32, 64), (128, 1024, 4096, 32768), (1, 8, 32)
+ROWS = (1, 5, 8, 16, 32, 64)
+PREFIXES = (128, 1024, 4096, 32768)
+BATCHES = (1, 8, 32)
 BASE = {"batch": 1, "rows": 8, "prefix": 4096}
 PAGE = 16  # tokens of a page
 

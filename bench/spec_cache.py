@@ -16,7 +16,8 @@ class Rounds:
 
     def __init__(self, batch: int, branches: int):
         self.cache = SpeculationCache(batch, branches, NODES, vocab=1 << 16, log=1 << 18)
-        self.slots, self.seen = torch.arange(batch), torch.ones(batch, dtype=torch.int64)
+        self.slots = torch.arange(batch)
+        self.seen = torch.ones(batch, dtype=torch.int64)
         for slot in range(batch):
             self.cache.assign(slot, slot, torch.tensor([1]))
         nodes = torch.arange(branches) % (NODES + 1) - 1
@@ -48,8 +49,10 @@ class Rounds:
 
 
 def _steps(batch: int, branches: int, rounds: int) -> list[dict]:
-    r, steps = Rounds(batch, branches), ("publish", "match_swap", "post", "read")
-    times, right = {name: [] for name in steps}, True
+    r = Rounds(batch, branches)
+    steps = ("publish", "match_swap", "post", "read")
+    times = {name: [] for name in steps}
+    right = True
     for _ in range(rounds):
         for name in steps:
             step = getattr(r, name)
@@ -66,7 +69,8 @@ def _steps(batch: int, branches: int, rounds: int) -> list[dict]:
 
 def _handover(rounds: int) -> dict:
     """The row of a round trip between two threads: one posts, the other reads and publishes, the first sees it."""
-    r, right = Rounds(1, 24), True
+    r = Rounds(1, 24)
+    right = True
 
     def draft():
         while r.seen < rounds:

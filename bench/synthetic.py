@@ -54,7 +54,8 @@ def random_llama(m: Model, device: str, positions: int) -> Llama:
         return pack_rows(rows, n, lambda w: kernels.pack_linear(w, "bf16"), arena)
 
     def layer():
-        inner, (qkv, hidden) = -(-m.inner // BLOCK) * BLOCK, m.layers["qkv"]
+        inner = -(-m.inner // BLOCK) * BLOCK
+        qkv, hidden = m.layers["qkv"]
         norms = [torch.ones(hidden, dtype=norm_dtype, device=device) for _ in range(2)]
         return LayerWeights(
             norms[0], packed(qkv, hidden), None, packed(*m.layers["o"]), None, norms[1],
@@ -72,8 +73,11 @@ class Pass:
     CUDA graph."""
 
     def __init__(self, model: Llama, kv: KVCache, offsets, depths, mask=None, graphs: bool = False):
-        device, rows = model.cos.device, len(offsets)
-        self.model, self.kv, self.graph = model, kv, None
+        device = model.cos.device
+        rows = len(offsets)
+        self.model = model
+        self.kv = kv
+        self.graph = None
         self.offsets, self.depths = (torch.tensor(x, device=device) for x in (offsets, depths))
         self.batch = Batch(
             ids=torch.zeros(rows, dtype=torch.int64, device=device),
@@ -116,7 +120,8 @@ def settings(rows: int, device) -> list[torch.Tensor]:
 
 class Draft:
     def __init__(self, model: Llama, tokens: int, k: int, branches: int, graphs: bool):
-        self.k, self.device = k, model.cos.device
+        self.k = k
+        self.device = model.cos.device
         kv = KVCache(model.config.num_layers, tokens // PAGE, PAGE, model.config.num_kv_heads, model.config.head_dim,
                      torch.bfloat16, self.device)  # fmt: skip
         self.one = Pass(model, kv, [0], [0], None, graphs)
@@ -132,7 +137,8 @@ class Draft:
         return kernels.sample(logits, *self.settings[len(logits)], positions, False)[0]
 
     def chain(self, prefix: int) -> list[torch.Tensor]:
-        tokens, ids = [], None
+        tokens = []
+        ids = None
         for step in range(self.k):
             tokens.append(self.sample(self.one(prefix + step, ids), prefix + step))
             ids = tokens[-1]
@@ -149,15 +155,16 @@ class Decoder:
                  graphs: bool):  # fmt: skip
         torch.manual_seed(0)
         room = ((prefix + tokens + max(k + 1, branches * k) + k) // PAGE + 1) * PAGE
-        self.device, self.prefix, self.tokens, self.k = device, prefix, tokens, k
+        self.device = device
+        self.prefix = prefix
+        self.tokens = tokens
+        self.k = k
         model, drafting = (random_llama(m, device, room) for m in (target, draft))
         kv = KVCache(target.depth, room // PAGE, PAGE, target.kv_heads, target.head_dim, torch.bfloat16, device)
         kv.k.normal_(), kv.v.normal_()
         rows = list(range(k + 1))
-        self.plain, self.verification = (
-            Pass(model, kv, [0], [0], None, graphs),
-            Pass(model, kv, rows, rows, None, graphs),
-        )
+        self.plain = Pass(model, kv, [0], [0], None, graphs)
+        self.verification = Pass(model, kv, rows, rows, None, graphs)
         self.draft = Draft(drafting, room, k, branches, graphs)
         for cache in {id(p.kv): p.kv for p in (self.draft.one, *self.draft.forest)}.values():
             cache.k.normal_(), cache.v.normal_()
@@ -201,11 +208,14 @@ class Decoder:
         return n
 
     def sd(self, acceptance: float, hit_rate: float, tokens: int) -> tuple[int, int, int]:
-        rng, made, rounds = random.Random(0), 0, 0
+        rng = random.Random(0)
+        made = 0
+        rounds = 0
         while made < tokens - self.k:
             drafted = torch.cat(self.draft.chain(self.prefix + made))
             self.verify(self.prefix + made, drafted)
-            made, rounds = made + self.accepted(rng, acceptance) + 1, rounds + 1
+            made = made + self.accepted(rng, acceptance) + 1
+            rounds += 1
         return made, rounds, 0
 
     def branch_lane(self, prefix: int) -> None:
@@ -215,7 +225,10 @@ class Decoder:
                 self.streams[1].synchronize()
 
     def ssd(self, acceptance: float, hit_rate: float, tokens: int) -> tuple[int, int, int]:
-        rng, made, rounds, hits = random.Random(0), 0, 0, 0
+        rng = random.Random(0)
+        made = 0
+        rounds = 0
+        hits = 0
         drafted = torch.cat(self.draft.chain(self.prefix))
         self.wait()
         while made < tokens - self.k:
@@ -223,7 +236,8 @@ class Decoder:
             with self.on(self.streams[0]):
                 self.verify(self.prefix + made, drafted)
             drafting.result()
-            made, rounds = made + self.accepted(rng, acceptance) + 1, rounds + 1
+            made = made + self.accepted(rng, acceptance) + 1
+            rounds += 1
             if rng.random() < hit_rate:
                 hits += 1
             else:
@@ -259,12 +273,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256, help="tokens to decode (%(default)s)")
     parser.add_argument("-k", type=int, default=4, help="tokens of a speculation (%(default)s)")
     parser.add_argument("--branches", type=int, default=16, help="outcomes that ssd prepares for (%(default)s)")
-    parser.add_argument(
-        "--acceptance", type=float, default=0.75, help="chance that a drafted token is accepted (%(default)s)"
-    )
-    parser.add_argument(
-        "--hit-rate", type=float, default=0.8, help="chance that the outcome was predicted (%(default)s)"
-    )
+    parser.add_argument("--acceptance", type=float, default=0.75, help="chance that a drafted token is accepted (0.75)")
+    parser.add_argument("--hit-rate", type=float, default=0.8, help="chance that the outcome was predicted (0.8)")
     parser.add_argument("--graphs", action="store_true", help="run forward passes as CUDA graphs")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()

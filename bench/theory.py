@@ -49,17 +49,20 @@ class Runner:
         from ssd.runtime.engine.metrics import Metrics
         from ssd.runtime.lanes.lane_counts import LaneCounts
 
-        self.llm.engine.metrics, lanes = Metrics(), self.llm.engine.speculator
+        self.llm.engine.metrics = Metrics()
+        lanes = self.llm.engine.speculator
         if self.llm.speculation.mode == "ssd":
             lanes.counts = LaneCounts()
-            lanes.lane.seconds, lanes.lane.rounds = 0.0, 0
+            lanes.lane.seconds = 0.0
+            lanes.lane.rounds = 0
 
     def generate(self, ids, temperature, seed, max_tokens) -> float:
         """Decodes an answer and returns its tokens a second."""
         from ssd import SamplingParams
 
         m = self.llm.metrics
-        tokens, seconds = m.decode_tokens, m.decode_seconds
+        tokens = m.decode_tokens
+        seconds = m.decode_seconds
         self.llm.generate([ids], SamplingParams(temperature, seed=seed, max_tokens=max_tokens, ignore_eos=True))
         return (m.decode_tokens - tokens) / (m.decode_seconds - seconds)
 
@@ -69,14 +72,17 @@ class Runner:
 
 def of_ssd(stats: dict, speed: float) -> dict:
     """The part of a row about ssd. stats: of a run; speed: its tokens a second over all prompts."""
-    lengths, p = stats["accepted_length_by_origin"], stats["hit_rate"]
+    lengths = stats["accepted_length_by_origin"]
+    p = stats["hit_rate"]
     rounds = stats["rounds_by_origin"]
     missed = [(rounds[name], lengths[name]) for name in ("fallback", "none") if name in lengths]
     miss = sum(n * length for n, length in missed) / sum(n for n, _ in missed) if missed else 1.0
     whole = 1e3 * stats["decode_seconds"] / stats["decode_passes"]
-    hit, verify = lengths.get("hit", miss), whole * (1 - stats["overhead_fraction"]) - stats["wait_ms"]
+    hit = lengths.get("hit", miss)
+    verify = whole * (1 - stats["overhead_fraction"]) - stats["wait_ms"]
     misses = (1 - p) * stats["rounds"]
-    t_p, t_b = stats["draft_ms"] / verify, stats["wait_ms"] * stats["rounds"] / max(misses, 1) / verify
+    t_p = stats["draft_ms"] / verify
+    t_b = stats["wait_ms"] * stats["rounds"] / max(misses, 1) / verify
     predicted = 1e3 / verify * theorem_7(p, hit, miss, t_p, t_b)
     retry = stats["recoveries"]["local_retry"]["mean_ms"]
     return {
@@ -106,7 +112,9 @@ def main(argv: list[str] | None = None) -> int:
 
     tokenizer = Tokenizer(resolve(args.target))
     texts = workloads_of(parser, args)
-    options, workers, rows = {"target": args.target, "draft": args.draft, "dtype": args.dtype}, {}, []
+    options = {"target": args.target, "draft": args.draft, "dtype": args.dtype}
+    workers = {}
+    rows = []
     try:
         for name in args.modes.split(","):
             cores, mode = MODES[name]

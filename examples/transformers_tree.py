@@ -21,7 +21,8 @@ def attention(module, query, key, value, attention_mask, scaling, tree=None, **_
     """Attention [B, T, Hq, D] of query [B, Hq, T, D] over key and value [B, Hkv, L + T, D]; tree: int64 [B * T, W]."""
     if attention_mask is not None:
         raise ValueError("attention_mask: got one, wanted none; the sequences of a call need equal lengths, unpadded")
-    (batch, _, rows, _), length = query.shape, key.shape[2]
+    batch, _, rows, _ = query.shape
+    length = key.shape[2]
     if length < 16:  # a page holds 16 tokens or more
         key, value = (F.pad(x, (0, 0, 0, 16 - length)) for x in (key, value))
     ints = {"dtype": torch.int32, "device": query.device}
@@ -45,7 +46,8 @@ def register() -> None:
 
 def mask_and_depths(parents: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """(mask words [T, 1], depths [T]) of a tree of at most 64 nodes, each after its parent; the root's parent is -1."""
-    words, depths = [], []
+    words = []
+    depths = []
     for i, parent in enumerate(parents):
         words.append(1 << i | (words[parent] if parent >= 0 else 0))
         depths.append(depths[parent] + 1 if parent >= 0 else 0)
@@ -60,11 +62,14 @@ def verify(model, cache, tokens: list[int], parents: list[int]) -> tuple[list[in
     Returns the tokens that greedy decoding adds, the bonus token last, and the logits [T, V] of all nodes. Afterwards
     the cache has the root and the accepted path, in order.
     """
-    start, (mask, depths) = cache.get_seq_length(), mask_and_depths(parents)
+    start = cache.get_seq_length()
+    mask, depths = mask_and_depths(parents)
     logits = model(
         torch.tensor([tokens]), position_ids=(start + depths)[None], past_key_values=cache, tree=mask
     ).logits[0]
-    node, path, emitted = 0, [0], []
+    node = 0
+    path = [0]
+    emitted = []
     while True:
         emitted.append(int(logits[node].argmax()))
         child = [i for i, parent in enumerate(parents) if parent == node and tokens[i] == emitted[-1]]
@@ -74,7 +79,8 @@ def verify(model, cache, tokens: list[int], parents: list[int]) -> tuple[list[in
         path.append(node)
     keep = torch.tensor([*range(start), *(start + n for n in path)])
     for layer in cache.layers:
-        layer.keys, layer.values = layer.keys[:, :, keep], layer.values[:, :, keep]
+        layer.keys = layer.keys[:, :, keep]
+        layer.values = layer.values[:, :, keep]
     return emitted, logits
 
 
@@ -103,7 +109,8 @@ def main() -> None:
     with torch.inference_mode():
         root = int(model(prompt, past_key_values=cache).logits[0, -1].argmax())
     # the draft knows the next three tokens: at every depth below the root, it has a right and a wrong child
-    tokens, parents = [root], [-1, 0, 0, 2, 2, 4, 4]
+    tokens = [root]
+    parents = [-1, 0, 0, 2, 2, 4, 4]
     for right in want[1:4]:
         tokens += [right - 1 if right else 1, right]
     emitted, _ = verify(model, cache, tokens, parents)

@@ -26,7 +26,8 @@ class Case:
 
     def usable(self) -> tuple[dict[str, Callable[[int], object]], dict[str, str]]:
         """(baselines that run here and agree with `run`, reasons why the others do not, by name)."""
-        usable, refused = {}, {}
+        usable = {}
+        refused = {}
         ours = self.run(0) if self.agreement is not None else None
         for name, call in self.baselines.items():
             try:

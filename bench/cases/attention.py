@@ -46,8 +46,14 @@ class Inputs:
 
     def __init__(self, size: Size, k: torch.Tensor, v: torch.Tensor, cold: int, room: torch.Tensor | None = None):
         """cold: bytes that no cache holds; room: memory for `dense`, which overwrites that of earlier inputs."""
-        self.size, self.k, self.v, self.room, self.device = size, k, v, room, k.device
-        m, batch, pages = size.model, size.batch, -(-size.length // PAGE)
+        self.size = size
+        self.k = k
+        self.v = v
+        self.room = room
+        self.device = k.device
+        m = size.model
+        batch = size.batch
+        pages = -(-size.length // PAGE)
         copies = max(1, min(-(-cold // size.kv_bytes), len(k) // (batch * pages)))
         places = torch.randperm(len(k), device=k.device)[: copies * batch * pages]
         self.tables = places.int().view(copies, batch, pages)
@@ -55,7 +61,8 @@ class Inputs:
         seen = torch.ones(size.rows, size.length, dtype=torch.bool)
         bits = self.mask.unsqueeze(-1) >> torch.arange(64) & 1
         seen[:, size.prefix :] = bits.flatten(1)[:, : size.length - size.prefix] > 0
-        self.seen, self.mask = seen.to(k.device), self.mask.repeat(batch, 1).to(k.device)
+        self.seen = seen.to(k.device)
+        self.mask = self.mask.repeat(batch, 1).to(k.device)
         dtype = torch.float32 if k.device.type == "cpu" else k.dtype
         self.q = torch.randn(batch * size.rows, m.heads, m.head_dim, device=k.device).to(dtype)  # [B T, Hq, D]
         self.prefix_lens = torch.full((batch,), size.prefix, dtype=torch.int32, device=k.device)
@@ -65,7 +72,8 @@ class Inputs:
     @cached_property
     def dense(self) -> list[list[torch.Tensor]]:
         """Contiguous K and V [B, Hkv, length, D] of each turn, so that no peer has to gather them."""
-        made, room = [], self.room
+        made = []
+        room = self.room
         for table in self.tables.long():
             pair = [c[table].flatten(1, 2)[:, : self.size.length].transpose(1, 2) for c in (self.k, self.v)]
             if room is None:
@@ -79,7 +87,8 @@ class Inputs:
 
     def exact(self) -> torch.Tensor:
         """The result of the first request, float64 [T, Hq, D]."""
-        m, (keys, values) = self.size.model, (x[0].double() for x in self.dense[0])
+        m = self.size.model
+        keys, values = (x[0].double() for x in self.dense[0])
         q = self.q[: self.size.rows].double().unflatten(1, (m.kv_heads, -1)).permute(1, 2, 0, 3)  # [Hkv, G, T, D]
         scores = (q @ keys.mT.unsqueeze(1) * self.scale).masked_fill_(~self.seen, -torch.inf)
         return (scores.softmax(-1) @ values.unsqueeze(1)).permute(2, 0, 1, 3).flatten(1, 2)
@@ -87,7 +96,9 @@ class Inputs:
 
 def case(x: Inputs, backend: str, compiled: bool = False) -> Case:
     """The case of one size. compiled: whether flex_attention is a baseline, which takes seconds to compile a shape."""
-    size, m, rows = x.size, x.size.model, x.size.rows
+    size = x.size
+    m = x.size.model
+    rows = x.size.rows
     form = cuda_tree_attention if backend == "cuda" else tree_attention
     by_torch = sdpa(x)
 

@@ -17,9 +17,11 @@ def sdpa(x):
     """torch SDPA with the heads of a group as rows, which is several times as fast as enable_gqa, where K and V are
     repeated. The mask is a bias with rows of whole 32 bytes, which torch's kernels need; a single row sees everything
     and needs none."""
-    size, kv_heads = x.size, x.size.model.kv_heads
+    size = x.size
+    kv_heads = x.size.model.kv_heads
     q = x.q.to(x.k.dtype).unflatten(0, (size.batch, size.rows)).unflatten(2, (kv_heads, -1))  # [B, T, Hkv, G, D]
-    group, query = q.shape[3], q.permute(0, 2, 3, 1, 4).flatten(2, 3).contiguous()  # [B, Hkv, G T, D]
+    group = q.shape[3]
+    query = q.permute(0, 2, 3, 1, 4).flatten(2, 3).contiguous()  # [B, Hkv, G T, D]
     bias = None
     if not x.seen.all():
         wide = torch.zeros(group * size.rows, -(-size.length // 16) * 16, dtype=query.dtype, device=x.device)
@@ -36,7 +38,8 @@ def sdpa(x):
 def flex(x):
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    size, seen = x.size, x.seen
+    size = x.size
+    seen = x.seen
     query = x.q.to(x.k.dtype).unflatten(0, (size.batch, size.rows)).transpose(1, 2).contiguous()
     mask = create_block_mask(lambda b, h, i, j: seen[i, j], None, None, size.rows, size.length, device=x.device)
     compiled = torch.compile(flex_attention)
@@ -52,7 +55,8 @@ def flash_attn(x):
     """flash-attn on pages of 256 tokens. It has no trees, so it runs for one row only, which is a chain too."""
     from flash_attn import flash_attn_with_kvcache
 
-    batch, length = x.size.batch, x.size.length
+    batch = x.size.batch
+    length = x.size.length
     room = -(-length // 256) * 256
     table = torch.arange(batch * room // 256, dtype=torch.int32, device=x.device).view(batch, -1)
     lengths = torch.full((batch,), length, dtype=torch.int32, device=x.device)
@@ -74,7 +78,9 @@ def flash_infer(x):
     Its planning on the host before a launch is not timed."""
     import flashinfer
 
-    size, m, q = x.size, x.size.model, x.q.to(x.k.dtype)
+    size = x.size
+    m = x.size.model
+    q = x.q.to(x.k.dtype)
     workspace = torch.empty(128 << 20, dtype=torch.uint8, device=x.device)
     starts = torch.arange(size.batch + 1, dtype=torch.int32, device=x.device)
     last = torch.full((size.batch,), (size.length - 1) % PAGE + 1, dtype=torch.int32, device=x.device)

@@ -17,7 +17,9 @@ def cases(device: str, _):
 
 def case(rows: int, n: int) -> Case:
     many = copies(8 * rows * n)
-    xs, residuals, weight = torch.randn(many, rows, n), torch.randn(rows, n).repeat(many, 1, 1), torch.randn(n)
+    xs = torch.randn(many, rows, n)
+    residuals = torch.randn(rows, n).repeat(many, 1, 1)
+    weight = torch.randn(n)
 
     def run(turn):
         return add_rms_norm(xs[turn % many], residuals[turn % many], weight, EPS)[0]

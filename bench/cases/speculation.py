@@ -20,7 +20,8 @@ def case(branches: int) -> Case:
     rounds = Rounds(1, branches)
     logits = torch.nn.functional.one_hot(rounds.emitted[0], VOCAB).float()  # their argmax is the outcome's tokens
     offsets = torch.tensor([0, NODES + 1], dtype=torch.int32)
-    tokens, parents = rounds.emitted[:, :NODES].int(), torch.arange(-1, NODES - 1, dtype=torch.int8)[None]
+    tokens = rounds.emitted[:, :NODES].int()
+    parents = torch.arange(-1, NODES - 1, dtype=torch.int8)[None]
     settings = (torch.zeros(1), torch.zeros(1, dtype=torch.int32), torch.ones(1), torch.zeros(1))
     noise = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
 

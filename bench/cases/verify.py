@@ -8,7 +8,8 @@ from ssd.kernels.verify import reference
 
 from . import Case, copies
 
-VOCAB, DEPTH = 49152, 4
+VOCAB = 49152
+DEPTH = 4
 
 
 def settings(rows: int):
@@ -86,11 +87,14 @@ def coupled() -> Case:
 def rejection() -> Case:
     rows = 3 * torch.randn(copies(8 * (DEPTH + 1) * VOCAB), DEPTH + 1, VOCAB)
     q = torch.softmax(rows, 2)
-    kinds, a = torch.tensor([Kind.SAMPLED], dtype=torch.int8), settings(1)
+    kinds = torch.tensor([Kind.SAMPLED], dtype=torch.int8)
+    a = settings(1)
     trees = [chain(torch.multinomial(p, 1)[:DEPTH, 0]) for p in q]
 
     def torchs(turn):
-        p, own, tokens = rows[turn % len(rows)].softmax(1), q[turn % len(rows)], trees[turn % len(rows)][1][0].long()
+        p = rows[turn % len(rows)].softmax(1)
+        own = q[turn % len(rows)]
+        tokens = trees[turn % len(rows)][1][0].long()
         at = torch.arange(DEPTH)
         n = int((torch.rand(DEPTH) < p[at, tokens] / own[at, tokens]).cumprod(0).sum())
         rest = p[n] if n == DEPTH else (p[n] - own[n]).clamp_(min=0)

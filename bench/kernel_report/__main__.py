@@ -56,7 +56,8 @@ def faults(row: dict) -> list[str]:
 
 def report(archs=ARCHS, quick: bool = False, forms=FORMS) -> tuple[list[dict], list[str]]:
     """(rows of all forms that can be compiled here, reasons why the others cannot)."""
-    rows, missing = [], []
+    rows = []
+    missing = []
     for form in forms:
         if find_spec(f"bench.kernel_report.{form}") is None:
             continue

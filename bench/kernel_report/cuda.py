@@ -50,7 +50,8 @@ class Kernel:
 def span(t: str, d: int, wm: int) -> Kernel:
     of_dim = {m.head_dim: m for m in (MODELS["Llama-1B"], MODELS["Llama-8B"])}
     m = of_dim.get(d) or Model(f"32 heads of {d}, 8 of KV", 32 * d, 32, 8, d, 0, 0, 0)
-    size, shape = Size(m, *SHAPES[wm]), f"AttentionShape<{t}, {d}, {wm}>"
+    size = Size(m, *SHAPES[wm])
+    shape = f"AttentionShape<{t}, {d}, {wm}>"
     return Kernel(
         f"tree_attention_span_kernel, {16 * wm} rows a tile",
         "attention_dispatch.cuh",
@@ -104,7 +105,8 @@ def tool(name: str) -> str:
 
 def compiled(wanted: list[Kernel], archs: tuple[int, ...], folder: Path) -> tuple[str, list[int], dict[int, str]]:
     """(nvcc's log, which has the registers; bytes of shared memory; machine code by architecture)."""
-    nvcc, cuobjdump = tool("nvcc"), tool("cuobjdump")
+    nvcc = tool("nvcc")
+    cuobjdump = tool("cuobjdump")
     names = ", ".join(f"keep({k.name.split(',')[0]}{k.arguments})" for k in wanted)
     text = SOURCE % {
         "headers": "\n".join(f'#include "{h}"' for h in sorted({k.header for k in wanted})),
@@ -112,7 +114,8 @@ def compiled(wanted: list[Kernel], archs: tuple[int, ...], folder: Path) -> tupl
         "formats": ", ".join(["%d"] * len(wanted)),
         "shared": ", ".join(k.shared for k in wanted),
     }
-    source, program = folder / "kernels.cu", folder / "kernels"
+    source = folder / "kernels.cu"
+    program = folder / "kernels"
     source.write_text(text)
     command = [nvcc, "-std=c++20", "-O3", "-Xptxas", "-v", "--threads", "0", str(source), "-o", str(program)]
     command += [f"-gencode=arch=compute_{a},code=sm_{a}" for a in archs]

@@ -64,7 +64,8 @@ def recorded():
         options = {k: kwargs.pop(k) for k in OPTIONS if k in kwargs}
         launches.append(Launch(self, grid, self.signature.bind(*args, **kwargs).arguments, options))
 
-    kept, JITFunction.run = JITFunction.run, run
+    kept = JITFunction.run
+    JITFunction.run = run
     try:
         yield launches
     finally:
@@ -74,11 +75,14 @@ def recorded():
 def source_of(launch: Launch) -> ASTSource:
     """The source of a kernel, specialised as Triton would for these arguments: pointers are divisible by 16, and an
     integer that is 1 becomes a constant."""
-    signature, constants, attrs = {}, {}, {}
+    signature = {}
+    constants = {}
+    attrs = {}
     for i, param in enumerate(launch.kernel.params):
         value = launch.args[param.name]
         if param.is_constexpr or value is None or (type(value) is int and value == 1):
-            signature[param.name], constants[param.name] = "constexpr", value
+            signature[param.name] = "constexpr"
+            constants[param.name] = value
         elif isinstance(value, torch.Tensor):
             signature[param.name] = "*" + TYPES[value.dtype]
             attrs[(i,)] = [["tt.divisibility", 16]]
@@ -97,7 +101,9 @@ def compile_launch(launch: Launch, arch: int):
 
 def lower(launch: Launch, arch: int):
     """The first step of compilation, which is quick: it translates Python to Triton's own language and checks types."""
-    target, source, context = GPUTarget("cuda", arch, 32), source_of(launch), ir.context()
+    target = GPUTarget("cuda", arch, 32)
+    source = source_of(launch)
+    context = ir.context()
     backend = make_backend(target)
     options = backend.parse_options({**source.parse_options(), **launch.options})
     ir.load_dialects(context)
@@ -156,13 +162,16 @@ class Case:
 
 
 def attention(size: Size, dtype: torch.dtype, tree: bool = True) -> Case:
-    m, total = size.model, size.batch * size.rows
+    m = size.model
+    total = size.batch * size.rows
     cache = meta(size.batch * size.prefix // PAGE + 8, PAGE, m.kv_heads, m.head_dim, dtype=dtype)
     with recorded() as launches:
         table = ints(size.batch, -(-size.length // PAGE))
-        q, mask = meta(total, m.heads, m.head_dim, dtype=dtype), longs(total, size.words) if tree else None
+        q = meta(total, m.heads, m.head_dim, dtype=dtype)
+        mask = longs(total, size.words) if tree else None
         tree_attention(q, cache, cache, table, ints(size.batch), ints(size.batch + 1), mask, m.head_dim**-0.5)
-    shape, cost = str(size) if tree else f"{size} chain", attention_cost(size, dtype.itemsize, tree)
+    shape = str(size) if tree else f"{size} chain"
+    cost = attention_cost(size, dtype.itemsize, tree)
     return Case(shape, str(dtype).split(".")[1], m.head_dim, launches=launches, **cost)
 
 
@@ -170,7 +179,9 @@ def product(model: Model, format: str, layer: str, rows: int) -> Case:
     n, k = model.layers[layer]
     dtype = torch.float16 if format == "fp16" else torch.bfloat16
     packed = meta(n // 16, k * 33 // 2, dtype=torch.uint8) if format == "int8" else meta(n // 16, 16, k, dtype=dtype)
-    x, swiglu, residual = meta(rows, k, dtype=dtype), layer == "gate_up", layer in ("o", "down")
+    x = meta(rows, k, dtype=dtype)
+    swiglu = layer == "gate_up"
+    residual = layer in ("o", "down")
     with recorded() as launches:
         if swiglu:
             linear_swiglu(x, packed, n)
@@ -184,8 +195,11 @@ def product(model: Model, format: str, layer: str, rows: int) -> Case:
 
 def others(model: Model, rows: int) -> list[Case]:
     """Cases of the kernels without products, whose only cost is the bytes that they move."""
-    m, vocab, made = model, model.vocab, []
-    heads, cache = m.heads + 2 * m.kv_heads, meta(m.depth, 256, 16, m.kv_heads, m.head_dim)
+    m = model
+    vocab = model.vocab
+    made = []
+    heads = m.heads + 2 * m.kv_heads
+    cache = meta(m.depth, 256, 16, m.kv_heads, m.head_dim)
     filters = (floats(rows), ints(rows), floats(rows), floats(rows), longs(rows), longs(rows))
     one = (floats(1), ints(1), floats(1), floats(1), longs(1), longs(1))
 
@@ -194,9 +208,11 @@ def others(model: Model, rows: int) -> list[Case]:
             call(*args)
         made.append(Case(f"{m.name} {name} rows {rows}", "bfloat16", m.head_dim, moved, 0, launches))
 
-    hidden, logits = floats(rows, m.hidden), floats(rows, vocab)
+    hidden = floats(rows, m.hidden)
+    logits = floats(rows, vocab)
     case("norm", 14 * rows * m.hidden, add_rms_norm, hidden, hidden, meta(m.hidden), 1e-5)
-    tables, qkv = floats(8192, m.head_dim // 2), floats(rows, heads * m.head_dim)
+    tables = floats(8192, m.head_dim // 2)
+    qkv = floats(rows, heads * m.head_dim)
     places = (ints(rows), longs(rows), cache[0], cache[0])
     case("rope", 6 * rows * heads * m.head_dim, rope_append, qkv, tables, tables, *places)
     places += (meta(m.head_dim), meta(m.head_dim), 1e-6)
@@ -214,7 +230,8 @@ def cases(quick: bool) -> list[Case]:
     """All cases, or if `quick` only the few that the tests compile, in bfloat16 at head_dim 64 and 128."""
     bf16 = torch.bfloat16
     if quick:
-        small, large = MODELS["Llama-1B"], MODELS["Llama-8B"]
+        small = MODELS["Llama-1B"]
+        large = MODELS["Llama-8B"]
         return [
             attention(Size(small, 1, 8, 4096), bf16),
             attention(Size(large, 1, 8, 4096), bf16, tree=False),

@@ -38,11 +38,14 @@ def timeline(start: float, arrivals: list[tuple[float, list[int]]], limit: int) 
     start: time of the call; arrivals: (time, tokens) of each piece. Prefill lasts until the first piece, whose tokens
     do not count as decoded. Tokens past the limit are dropped.
     """
-    tokens, decoded, end = [], 0, arrivals[0][0]
+    tokens = []
+    decoded = 0
+    end = arrivals[0][0]
     for i, (when, piece) in enumerate(arrivals):
         taken = piece[: limit - len(tokens)]
         if taken:
-            tokens, end = tokens + taken, when
+            tokens += taken
+            end = when
             decoded += len(taken) if i else 0
     return {
         "tokens": tokens,

@@ -23,20 +23,24 @@ def convert(folder: Path, target: Path, precision: str, path: Path) -> None:
     """Writes the draft in a folder to a GGUF file. target: a GGUF file, whose tokenizer the draft takes. Raises
     ValueError if the draft's architecture is not one of KINDS, its RoPE is scaled, or its vocabulary differs from the
     target's."""
-    config, reader = LlamaConfig.from_folder(folder), gguf.GGUFReader(target)
-    architecture, vocab = family_of(read_json(folder / "config.json")).architecture, token_count(reader)
+    config = LlamaConfig.from_folder(folder)
+    reader = gguf.GGUFReader(target)
+    architecture = family_of(read_json(folder / "config.json")).architecture
+    vocab = token_count(reader)
     if architecture not in KINDS:
         raise ValueError(f"{folder}: got {architecture}, wanted {' or '.join(KINDS)}")
     if config.rope.type != "default":
         raise ValueError(f"{folder}: got RoPE of type {config.rope.type}, wanted the default")
     if config.vocab_size != vocab:
         raise ValueError(f"{folder}: got a vocabulary of {config.vocab_size} tokens, wanted the target's {vocab}")
-    kind, weights = KINDS[architecture], Checkpoint(folder)
+    kind = KINDS[architecture]
+    weights = Checkpoint(folder)
     heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads} if kind == "llama" else {}
 
     def tensors():
         for name, shape in tensor_shapes(config).items():
-            rows, paired = weights.tensor(name, shape).float().numpy(), heads.get(name.split(".")[-2])
+            rows = weights.tensor(name, shape).float().numpy()
+            paired = heads.get(name.split(".")[-2])
             yield gguf_name(name), pairs(rows, paired) if paired else rows
 
     metadata = [(f"{kind}.{key}", *value, None) for key, value in sizes(config).items()]

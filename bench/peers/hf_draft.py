@@ -23,12 +23,15 @@ EMBEDDING = "model.embed_tokens.weight"
 
 def export(draft: Path, target: Path, out: Path) -> None:
     """Writes the model to the folder `out`. Raises ValueError for a feature draft."""
-    config, tensors = read_json(draft / "config.json"), load_file(draft / "model.safetensors")
-    vocab, hidden = config["vocab_size"], config["hidden_size"]
+    config = read_json(draft / "config.json")
+    tensors = load_file(draft / "model.safetensors")
+    vocab = config["vocab_size"]
+    hidden = config["hidden_size"]
     if config.get("feature_layers"):
         raise ValueError(f"{draft}: got a feature draft, wanted one that was made without --feature-layers")
     if "d2t" in tensors:
-        rows, head = tensors.pop("d2t"), tensors["lm_head.weight"]
+        rows = tensors.pop("d2t")
+        head = tensors["lm_head.weight"]
         tensors["lm_head.weight"] = head.new_zeros(vocab, hidden).index_copy_(0, rows, head)
     if EMBEDDING not in tensors:
         tensors[EMBEDDING] = Checkpoint(target).tensor(EMBEDDING, (vocab, hidden))

@@ -32,7 +32,8 @@ class Peer:
         except ImportError:
             raise missing("openvino_genai", "openvino-genai") from None
         os.sched_setaffinity(0, cores)  # loading torch has bound this thread to one core, and OpenVINO uses only those
-        self.genai, self.tensor = genai, openvino.Tensor
+        self.genai = genai
+        self.tensor = openvino.Tensor
         device = {"INFERENCE_NUM_THREADS": len(cores)}
         if arithmetic:
             device |= {"INFERENCE_PRECISION_HINT": arithmetic, "KV_CACHE_PRECISION": arithmetic}
@@ -40,8 +41,10 @@ class Peer:
         draft = draft_of(Path(need_assistant(assistant)), path, file) if mode == "assisted" else None
         scheduler = genai.SchedulerConfig()
         scheduler.enable_prefix_caching = False  # every prompt is computed in full
-        options, self.config = {"scheduler_config": scheduler}, genai.GenerationConfig()
-        self.config.do_sample, self.config.ignore_eos = False, True
+        options = {"scheduler_config": scheduler}
+        self.config = genai.GenerationConfig()
+        self.config.do_sample = False
+        self.config.ignore_eos = True
         if mode == "lookup":
             options["prompt_lookup"] = True
         elif mode == "assisted":
@@ -53,7 +56,8 @@ class Peer:
     def generate(self, ids: list[int], max_tokens: int) -> dict:
         import numpy as np
 
-        arrivals, genai = [], self.genai
+        arrivals = []
+        genai = self.genai
 
         class Streamer(genai.StreamerBase):
             def write(self, tokens):

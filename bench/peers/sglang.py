@@ -29,10 +29,12 @@ class Peer:
 
     def generate(self, ids: list[int], max_tokens: int) -> dict:
         params = {"temperature": 0.0, "max_new_tokens": max_tokens, "ignore_eos": True}
-        arrivals, known = [], 0
+        arrivals = []
+        known = 0
         start = time.perf_counter()
         for piece in self.engine.generate(input_ids=ids, sampling_params=params, stream=True):
-            tokens, count = piece["output_ids"], piece["meta_info"]["completion_tokens"]
+            tokens = piece["output_ids"]
+            count = piece["meta_info"]["completion_tokens"]
             if count > known:  # the ids of a piece are all so far, or only its own: the newest are last
                 arrivals.append((time.perf_counter(), list(tokens[known - count :])))
                 known = count

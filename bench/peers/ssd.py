@@ -17,9 +17,11 @@ class Peer:
         bind(cores)
         mode, _, k = mode.partition(":")
         options |= {"k": int(k)} if k else {}
-        self.cores, threads = cores, cores
+        self.cores = cores
+        threads = cores
         if mode == "ssd":  # the draft has the last core
-            threads, options["draft_threads"] = cores[:-1] or cores, cores[-1:]
+            threads = cores[:-1] or cores
+            options["draft_threads"] = cores[-1:]
         elif mode == "auto" and len(cores) > 1:  # auto divides the cores itself
             threads = None
         options["prefix_caching"] = False  # every answer is timed from the start of its prompt
@@ -58,5 +60,6 @@ class Peer:
         and with the last core for the draft. For mode "sd" only."""
         from ssd.runtime.switching.measure import measure
 
-        draft, cores = self.llm.engine.speculator.proposer.draft, self.cores
+        draft = self.llm.engine.speculator.proposer.draft
+        cores = self.cores
         return asdict(measure(self.llm.engine.model, draft, cores, cores[:-1] or cores, cores[-1:], 10, median))

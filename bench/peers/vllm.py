@@ -21,11 +21,14 @@ class Peer:
             model=target, dtype=DTYPES[precision], max_num_seqs=1, enable_prefix_caching=False, disable_log_stats=True,
             speculative_config=options,
         )  # fmt: skip
-        self.engine, self.params, self.requests = LLMEngine.from_engine_args(args), SamplingParams, 0
+        self.engine = LLMEngine.from_engine_args(args)
+        self.params = SamplingParams
+        self.requests = 0
 
     def generate(self, ids: list[int], max_tokens: int) -> dict:
         params = self.params(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
-        arrivals, known = [], 0
+        arrivals = []
+        known = 0
         self.requests += 1
         start = time.perf_counter()
         self.engine.add_request(str(self.requests), {"prompt_token_ids": ids}, params)

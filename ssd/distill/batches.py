@@ -46,7 +46,8 @@ class Data:
         self.max_length = max_length
 
     def add(self, s: Sequences, features: torch.Tensor | None) -> None:
-        number, at = len(self.sets), offsets(s)
+        number = len(self.sets)
+        at = offsets(s)
         self.sets.append((s, features))
         for i, (begin, end) in enumerate(zip(at[:-1], at[1:], strict=True)):
             if len(s.prompts[i]) < self.max_length - 1:

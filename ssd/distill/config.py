@@ -60,7 +60,8 @@ class DraftConfig:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "DraftConfig":
-        base, c = read_json(Path(folder) / "config.json"), LlamaConfig.from_folder(folder)
+        base = read_json(Path(folder) / "config.json")
+        c = LlamaConfig.from_folder(folder)
         return cls(
             c.hidden_size, base.get("target_hidden_size", c.hidden_size), c.num_layers, c.num_heads, c.num_kv_heads,
             c.head_dim, c.intermediate_size, c.rms_norm_eps, c.vocab_size, base.get("draft_vocab_size", c.vocab_size),
@@ -78,7 +79,8 @@ def plan(folder: Path, layers: list[int], feature_layers: tuple[int, ...], hidde
     c = LlamaConfig.from_folder(folder)
     if not layers or any(not 0 <= i < c.num_layers for i in layers):
         raise ValueError(f"layers: got {layers}, wanted numbers from 0 to {c.num_layers - 1}")
-    wide, vocab = hidden_size or c.hidden_size, vocab or c.vocab_size
+    wide = hidden_size or c.hidden_size
+    vocab = vocab or c.vocab_size
     if not 1 <= wide <= c.hidden_size:
         raise ValueError(f"hidden size: got {wide}, wanted 1 to {c.hidden_size}, the target's")
     if not 8 <= vocab <= c.vocab_size:
@@ -109,7 +111,8 @@ def first_weights(c: DraftConfig, folder: Path, layers: list[int], d2t: torch.Te
     layer's attention starts small.
     """
     t = LlamaConfig.from_folder(folder)
-    checkpoint, known = Checkpoint(folder), tensor_shapes(t)
+    checkpoint = Checkpoint(folder)
+    known = tensor_shapes(t)
 
     def get(name):
         return checkpoint.tensor(name, known[name]).float()
@@ -132,8 +135,10 @@ def first_weights(c: DraftConfig, folder: Path, layers: list[int], d2t: torch.Te
         return weight if narrow is None else narrow.T @ weight
 
     for i, source in enumerate(layers):
-        p, q = f"model.layers.{i}.", f"model.layers.{source}."
-        before, after = get(q + "input_layernorm.weight"), get(q + "post_attention_layernorm.weight")
+        p = f"model.layers.{i}."
+        q = f"model.layers.{source}."
+        before = get(q + "input_layernorm.weight")
+        after = get(q + "post_attention_layernorm.weight")
         fed = i == 0 and bool(c.feature_layers)
         out[p + "input_layernorm.weight"] = torch.ones(c.hidden_size) if fed else norm_of(before)
         if fed:
@@ -158,7 +163,8 @@ def first_weights(c: DraftConfig, folder: Path, layers: list[int], d2t: torch.Te
     out["model.norm.weight"] = norm_of(final)
     out["lm_head.weight"] = reads(head[d2t], final)
     if c.has_fc:
-        n, ht = len(c.feature_layers), t.hidden_size
+        n = len(c.feature_layers)
+        ht = t.hidden_size
         deepest = max(range(n), key=lambda k: c.feature_layers[k])
         fc = torch.zeros(c.hidden_size, n * ht)
         fc[:, deepest * ht : (deepest + 1) * ht] = torch.eye(ht) if narrow is None else narrow.T

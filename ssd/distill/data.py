@@ -97,7 +97,8 @@ def load_text(path: Path, tokenizer, eos: int | None) -> Sequences:
             rest += [eos] if eos is not None else []
         elif "text" in line:
             ids = tokenizer.encode(text_of(line, "text", where))
-            prompt, rest = ids[:1], ids[1:]
+            prompt = ids[:1]
+            rest = ids[1:]
         else:
             raise ValueError(f"{where}: wanted a `text`, or a `prompt` and its `completion`")
         if rest:

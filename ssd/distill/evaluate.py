@@ -23,7 +23,8 @@ def teacher_picks(b: Batch, vocab: int, temperature: float, seeds: torch.Tensor)
         return b.top_ids[:, 0]
     picks = []
     for i in range(0, len(b.rows), SHOWN):
-        ids, nlp = b.top_ids[i : i + SHOWN], b.top_nlp[i : i + SHOWN]
+        ids = b.top_ids[i : i + SHOWN]
+        nlp = b.top_nlp[i : i + SHOWN]
         logits = torch.full((len(ids), vocab), float("-inf")).scatter_(1, ids, nlp.float() / -16)
         rows = uniform(len(ids), temperature)
         picks.append(kernels.sample(logits, *rows, seeds[i : i + SHOWN], b.position[i : i + SHOWN], False)[0])
@@ -50,7 +51,8 @@ def chains(ok: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
     ok [steps, N] is in the order of the text. Step s below row r is judged in row r + s.
     """
     steps, n = ok.shape
-    alive, taken = torch.ones(n, dtype=torch.bool), torch.zeros(n, dtype=torch.int64)
+    alive = torch.ones(n, dtype=torch.bool)
+    taken = torch.zeros(n, dtype=torch.int64)
     last = torch.arange(n) + steps - 1
     whole = (last < n) & (sequence[last.clamp_max(n - 1)] == sequence)
     for s in range(steps):
@@ -68,7 +70,8 @@ def walk(taken: torch.Tensor, sequence: torch.Tensor) -> tuple[int, int]:
             ends = (sequence[row:] != sequence[row]).nonzero()
             row = row + int(ends[0]) if len(ends) else len(taken)
             continue
-        rounds, tokens = rounds + 1, tokens + int(taken[row]) + 1
+        rounds += 1
+        tokens += int(taken[row]) + 1
         row += int(taken[row]) + 1
     return rounds, tokens
 
@@ -82,16 +85,20 @@ class Tally:
     """
 
     def __init__(self, steps: int):
-        self.tried, self.taken = torch.zeros(steps), torch.zeros(steps)
+        self.tried = torch.zeros(steps)
+        self.taken = torch.zeros(steps)
         self.first = self.rows = 0
-        self.rounds, self.tokens = [0] * steps, [0] * steps
+        self.rounds = [0] * steps
+        self.tokens = [0] * steps
 
     def add(self, ok: torch.Tensor, sequence: torch.Tensor) -> None:
         taken = chains(ok, sequence)
-        self.first, self.rows = self.first + int(ok[0].sum()), self.rows + ok.shape[1]
+        self.first += int(ok[0].sum())
+        self.rows += ok.shape[1]
         for k in range(len(ok)):
             rounds, tokens = walk(taken.clamp_max(k + 1), sequence)
-            self.rounds[k], self.tokens[k] = self.rounds[k] + rounds, self.tokens[k] + tokens
+            self.rounds[k] += rounds
+            self.tokens[k] += tokens
         taken = taken[taken >= 0]
         for s in range(len(ok)):
             self.tried[s] += (taken >= s).sum()
@@ -101,7 +108,8 @@ class Tally:
         """The rates and lengths. walked_length has the tokens of a decoding round for chains of 1, 2, ... tokens; the
         other figures start a round at every position."""
         per_position = (self.taken / self.tried.clamp_min(1)).tolist()
-        share, length = 1.0, 1.0
+        share = 1.0
+        length = 1.0
         for a in per_position:
             share *= a
             length += share

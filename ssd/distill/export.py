@@ -15,7 +15,8 @@ from .model import Draft, shapes
 def save_draft(folder: Path, draft: Draft, dtype=torch.bfloat16) -> None:
     """Writes a draft, matrices in `dtype` and norms in float32; d2t only if it is trimmed, the embedding only if it is
     narrower than the target."""
-    c, folder = draft.config, Path(folder)
+    c = draft.config
+    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {n: w.detach().cpu() for n, w in draft.weights().items()}
     if c.has_fc:

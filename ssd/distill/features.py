@@ -44,7 +44,8 @@ def opened(path: Path, rows: int, width: int, create: bool = False) -> torch.Ten
 
 def write(folder: Path, s: Sequences, target: Target, rows: list[torch.Tensor]) -> Path:
     """Stores features that are already known, one tensor [tokens, width] for each sequence; returns the file."""
-    path, at = path_of(folder, s, target), offsets(s)
+    path = path_of(folder, s, target)
+    at = offsets(s)
     folder.mkdir(parents=True, exist_ok=True)
     making = path.with_suffix(f".{os.getpid()}")
     out = opened(making, at[-1], rows[0].shape[1], create=True)
@@ -57,12 +58,15 @@ def write(folder: Path, s: Sequences, target: Target, rows: list[torch.Tensor]) 
 
 def batches(order: Iterable[int], lengths: Sequence[int], tokens: int = BATCH_TOKENS) -> list[list[int]]:
     """Consecutive groups of the sequence numbers, each of at most `tokens` tokens after padding, or of one sequence."""
-    out, group, longest = [], [], 0
+    out = []
+    group = []
+    longest = 0
     for i in order:
         longest = max(longest, lengths[i])
         if group and longest * (len(group) + 1) > tokens:
             out.append(group)
-            group, longest = [], lengths[i]
+            group = []
+            longest = lengths[i]
         group.append(i)
     return [*out, group] if group else out
 
@@ -74,7 +78,8 @@ def prepare(
 
     progress(tokens done, tokens in all) is called after every pass.
     """
-    at, width = offsets(s), len(target.features) * target.config.hidden_size
+    at = offsets(s)
+    width = len(target.features) * target.config.hidden_size
     top = s.top_ids is None
     path = path_of(folder, s, target)
     tops_path = path.with_suffix(".top.npz")

@@ -16,10 +16,12 @@ class HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, head, ids, p, weight):
-        dx, dhead = torch.empty_like(x), torch.zeros_like(head, dtype=torch.float32)
+        dx = torch.empty_like(x)
+        dhead = torch.zeros_like(head, dtype=torch.float32)
         total = x.new_zeros((), dtype=torch.float32)
         for i in range(0, len(x), CHUNK):
-            rows, w = slice(i, i + CHUNK), weight[i : i + CHUNK, None]
+            rows = slice(i, i + CHUNK)
+            w = weight[i : i + CHUNK, None]
             there = ids[rows] >= 0
             index = ids[rows].clamp_min(0)
             pi = p[rows] * there
@@ -31,7 +33,8 @@ class HeadLoss(torch.autograd.Function):
             norm = q.sum(-1, keepdim=True)
             logq -= norm.log()
             qi = logq.exp() * there
-            rest, other = 1 - pi.sum(-1, keepdim=True), (1 - qi.sum(-1, keepdim=True)).clamp_min(1e-6)
+            rest = 1 - pi.sum(-1, keepdim=True)
+            other = (1 - qi.sum(-1, keepdim=True)).clamp_min(1e-6)
             total += (w * -((pi * logq).sum(-1, keepdim=True) + rest * other.log())).sum()
             q *= w * (1 - rest / other) / norm
             # only the index of missing tokens occurs more than once, and those add nothing

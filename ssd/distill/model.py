@@ -10,12 +10,15 @@ from .teacher import normed_heads, rms_norm, rotate
 
 def shapes(c: DraftConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every trained tensor, as the checkpoint has them."""
-    q, kv, wide = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim, c.hidden_size
+    q = c.num_heads * c.head_dim
+    kv = c.num_kv_heads * c.head_dim
+    wide = c.hidden_size
     out = {}
     if c.has_fc:
         out["fc.weight"] = (wide, len(c.feature_layers) * c.target_hidden_size)
     for i in range(c.num_layers):
-        p, fed = f"model.layers.{i}.", 2 * wide if i == 0 and c.feature_layers else wide
+        p = f"model.layers.{i}."
+        fed = 2 * wide if i == 0 and c.feature_layers else wide
         out[p + "input_layernorm.weight"] = (wide,)
         if fed > wide:
             out[p + "hidden_norm.weight"] = (wide,)
@@ -51,7 +54,8 @@ class Draft(nn.Module):
 
     def __init__(self, config: DraftConfig, weights: dict, d2t, embedding, cos, sin, dtype, feature_scale=None):
         super().__init__()
-        self.config, self.dtype = config, dtype
+        self.config = config
+        self.dtype = dtype
         self.names = list(shapes(config))
         self.tensors = nn.ParameterList([nn.Parameter(weights[n].float().clone()) for n in self.names])
         if feature_scale is None:
@@ -74,9 +78,12 @@ class Draft(nn.Module):
         row j - 1 at step s - 1. It sees what it will see in use, a chain of s tokens below root j - s: rows up to j - s
         from step 0, then row j - s + i from step i. Rows below skip + s - 1, or s, have no root and mean nothing.
         """
-        c, t = self.config, ids.shape[1]
+        c = self.config
+        t = ids.shape[1]
         w = {n: x.to(self.dtype) if x.dim() == 2 else x for n, x in self.weights().items()}
-        token, cos, sin = self.embedding[ids].float(), self.cos[:t], self.sin[:t]
+        token = self.embedding[ids].float()
+        cos = self.cos[:t]
+        sin = self.sin[:t]
         hidden = None
         if c.feature_layers:
             hidden = shifted(self.entered(features), 1, 1)
@@ -89,7 +96,10 @@ class Draft(nn.Module):
             out.append(x)
             hidden = shifted(x, 1, 1)
             if step == 0 and skip:
-                hidden, token, cos, sin = hidden[:, skip:], token[:, skip:], cos[skip:], sin[skip:]
+                hidden = hidden[:, skip:]
+                token = token[:, skip:]
+                cos = cos[skip:]
+                sin = sin[skip:]
         return out
 
     def entered(self, features: torch.Tensor) -> torch.Tensor:
@@ -100,7 +110,9 @@ class Draft(nn.Module):
         return F.linear((features / self.feature_scale).to(self.dtype), fc).float()
 
     def layer(self, w, i, x, token, cos, sin, past) -> torch.Tensor:
-        c, p, eps = self.config, f"model.layers.{i}.", self.config.rms_norm_eps
+        c = self.config
+        p = f"model.layers.{i}."
+        eps = self.config.rms_norm_eps
         if i == 0 and c.feature_layers:
             parts = [
                 rms_norm(token, w[p + "input_layernorm.weight"], eps),
@@ -109,7 +121,8 @@ class Draft(nn.Module):
             h = torch.cat(parts, -1)
         else:
             h = rms_norm(x, w[p + "input_layernorm.weight"], eps)
-        h, (b, t, _) = h.to(self.dtype), h.shape
+        b, t, _ = h.shape
+        h = h.to(self.dtype)
         biases = (w.get(p + f"self_attn.{n}_proj.bias") for n in "qkv")
         q, k, v = (
             F.linear(h, w[p + f"self_attn.{n}_proj.weight"], bias if bias is None else bias.to(self.dtype))
@@ -137,10 +150,12 @@ class Draft(nn.Module):
 def attention(q: torch.Tensor, past: list) -> torch.Tensor:
     """Attention of the last T rows, q [B, Hq, T, D], at step s = len(past) - 1 over past[0..s], pairs of K and V. The
     rows that each row sees are those of Draft.forward."""
-    step, (k, v) = len(past) - 1, past[0]
+    step = len(past) - 1
+    k, v = past[0]
     if step == 0:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    (b, heads, t, d), (kv, keys) = q.shape, k.shape[1:3]
+    b, heads, t, d = q.shape
+    kv, keys = k.shape[1:3]
     q = (q * d**-0.5).view(b, kv, heads // kv, t, d)
     row = torch.arange(t, device=q.device)[:, None]
     unseen = torch.arange(keys, device=q.device) > row + (keys - t - step)

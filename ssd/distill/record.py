@@ -42,7 +42,8 @@ def read_prompts(files: list[Path], tokenizer) -> list[tuple[str, list[int], boo
         if path.suffix != ".jsonl":
             raise ValueError(f"{path}: is not a .jsonl file of prompts")
         for where, line in read_lines(path):
-            kind, key = str(line.get("task", path.stem)), "prompt" if "prompt" in line else "start"
+            kind = str(line.get("task", path.stem))
+            key = "prompt" if "prompt" in line else "start"
             if key not in line:
                 raise ValueError(f"{where}: has no `prompt`, nor the `start` of one")
             encode = chat if key == "prompt" else start_of_turn
@@ -67,13 +68,16 @@ class TorchAnswers:
         from ssd.model.tokenizer import Tokenizer
 
         self.target = Target(folder, device=args.device, features=args.feature_layers)
-        self.tokenizer, self.eos = Tokenizer(folder), self.target.config.eos_token_ids
-        self.cache, self.batch = Path(args.cache), args.record_batch
+        self.tokenizer = Tokenizer(folder)
+        self.eos = self.target.config.eos_token_ids
+        self.cache = Path(args.cache)
+        self.batch = args.record_batch
 
     def __call__(self, prompts, temperatures, seed, max_tokens) -> tuple[list, list | None]:
         """([(tokens, top ids, nlp)], features or None), in the order of the prompts."""
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-        got, features = [None] * len(prompts), [None] * len(prompts)
+        got = [None] * len(prompts)
+        features = [None] * len(prompts)
         for at in range(0, len(order), self.batch):
             group = order[at : at + self.batch]
             generator = torch.Generator(self.target.device).manual_seed(seed + at)
@@ -98,7 +102,8 @@ class EngineAnswers:
         from ssd.runtime.devices.threads import bind, cores_of
 
         bind(cores_of(cores))
-        self.sampler, self.tokenizer = TopSampler(), Tokenizer(folder)
+        self.sampler = TopSampler()
+        self.tokenizer = Tokenizer(folder)
         model = Llama.load(folder, args.dtype)
         length = min(model.config.max_positions, 1024 + args.max_tokens)
         self.llm = LLM.from_model(
@@ -142,11 +147,13 @@ def record(answer, prompts: list, starts: list, temperatures: list[float], seed:
 def run(args, cores) -> int:
     """Writes files part_N.npz, each with the answers to args.part prompts. Existing parts are kept, so the same call
     resumes an interrupted run."""
-    folder, out = hub.resolve(args.target), Path(args.record)
+    folder = hub.resolve(args.target)
+    out = Path(args.record)
     answer = TorchAnswers(folder, args) if args.engine == "torch" else EngineAnswers(folder, args, cores)
     out.mkdir(parents=True, exist_ok=True)
     lines = read_prompts(expand(args.data), answer.tokenizer)
-    begin, done = time.perf_counter(), 0
+    begin = time.perf_counter()
+    done = 0
     parts = [lines[i : i + args.part] for i in range(0, len(lines), args.part)]
     for number, part in enumerate(parts):
         path = out / f"part_{number}.npz"

@@ -28,7 +28,8 @@ log = logging.getLogger(__name__)
 
 def data_of(args, folder: Path, layers) -> tuple[Data, Target]:
     target = Target(folder, torch.float32 if args.fp32 else torch.bfloat16, args.device, tuple(layers))
-    tokenizer, eos = Tokenizer(folder), target.config.eos_token_ids
+    tokenizer = Tokenizer(folder)
+    eos = target.config.eos_token_ids
     sets = [load([f], tokenizer, eos[0] if eos else None) for f in expand(args.data)]
     with tqdm(unit="token", unit_scale=True, desc="features", disable=None) as bar:
 
@@ -61,13 +62,15 @@ def new_draft(args, folder: Path, data: Data, items: list[int], embedding: torch
     scale = scale_of(data, items, len(args.feature_layers) * c.hidden_size)
     small = None
     if args.begin:
-        was, wanted = DraftConfig.from_folder(Path(args.begin)), config.to_dict()
+        was = DraftConfig.from_folder(Path(args.begin))
+        wanted = config.to_dict()
         more = {k for k in ("num_hidden_layers", "draft_vocab_size") if was.to_dict()[k] < wanted[k]}
         if changed := [k for k, v in wanted.items() if was.to_dict().get(k) != v and k not in more]:
             raise ValueError(f"--from: the draft in {args.begin} has another {', '.join(changed)}")
         small = load_draft(Path(args.begin), embedding, dtype, "cpu", None if more else scale)
         if not more:
-            small.cos, small.sin = cos, sin
+            small.cos = cos
+            small.sin = sin
             return small.to(args.device)
     d2t = torch.arange(c.vocab_size)
     if config.draft_vocab_size < c.vocab_size:
@@ -133,7 +136,8 @@ def run_evaluate(args) -> int:
 
 def run_train(args) -> int:
     """Trains a draft, or resumes its training; args.out has the draft of the last checkpoint."""
-    folder, out = hub.resolve(args.target), Path(args.out)
+    folder = hub.resolve(args.target)
+    out = Path(args.out)
     data, target = data_of(args, folder, args.feature_layers)
     embedding = target.embedding.cpu().bfloat16()
     del target
@@ -157,8 +161,10 @@ def run_train(args) -> int:
 
 
 def go_on(args, trainer: Trainer, out: Path, state_file: Path) -> None:
-    begin, s = time.perf_counter(), trainer.state
-    started, first = s.step, s.tokens
+    begin = time.perf_counter()
+    s = trainer.state
+    started = s.step
+    first = s.tokens
     recent: list[float] = []
 
     def pause() -> None:

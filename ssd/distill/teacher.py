@@ -52,8 +52,11 @@ class Target:
         self.config = c = LlamaConfig.from_folder(folder)
         if any(not 0 <= n <= c.num_layers for n in features):
             raise ValueError(f"feature layers: got {list(features)}, wanted numbers from 0 to {c.num_layers}")
-        self.features, self.dtype, self.device = tuple(features), dtype, device_of(str(device))
-        checkpoint, shapes = Checkpoint(folder), tensor_shapes(c)
+        self.features = tuple(features)
+        self.dtype = dtype
+        self.device = device_of(str(device))
+        checkpoint = Checkpoint(folder)
+        shapes = tensor_shapes(c)
         for name, shape in shapes.items():
             checkpoint.check(name, shape)
 
@@ -66,7 +69,8 @@ class Target:
         def vector(name):
             return get(name).to(self.device, torch.float32, copy=True) if name in shapes else None
 
-        self.embedding, self.norm = matrix("model.embed_tokens.weight"), vector("model.norm.weight")
+        self.embedding = matrix("model.embed_tokens.weight")
+        self.norm = vector("model.norm.weight")
         self.lm_head = self.embedding if c.tie_word_embeddings else matrix("lm_head.weight")
         self.layers = []
         for i in range(c.num_layers):
@@ -84,8 +88,12 @@ class Target:
     def forward(self, ids, positions, mask, cache=None, at=0):
         """(last residual stream [B, T, H], features [B, T, n H] or None). ids, positions [B, T]; mask [B, 1, T, keys]
         has what a row sees, None for causal; cache has one [2, B, Hkv, keys, D] a layer, written from column `at`."""
-        c, (b, t) = self.config, ids.shape
-        heads, kv, dim, group = c.num_heads, c.num_kv_heads, c.head_dim, c.num_heads // c.num_kv_heads
+        c = self.config
+        b, t = ids.shape
+        heads = c.num_heads
+        kv = c.num_kv_heads
+        dim = c.head_dim
+        group = c.num_heads // c.num_kv_heads
         cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]
         x = self.embedding[ids].float()
         kept = {0: x}
@@ -139,8 +147,11 @@ class Target:
     @torch.inference_mode()
     def generate(self, prompts: list, temperatures, max_tokens: int, generator: torch.Generator) -> Answers:
         """The Answers to prompts of token ids, drawn with torch's generator; a sequence ends after an EOS token."""
-        c, n, pad = self.config, len(prompts), max(map(len, prompts))
-        ids, lengths = torch.zeros(n, pad, dtype=torch.int64), torch.tensor([len(p) for p in prompts])
+        c = self.config
+        n = len(prompts)
+        pad = max(map(len, prompts))
+        ids = torch.zeros(n, pad, dtype=torch.int64)
+        lengths = torch.tensor([len(p) for p in prompts])
         for i, p in enumerate(prompts):
             ids[i, pad - len(p) :] = torch.as_tensor(p, dtype=torch.int64)  # all prompts end in the same column
         columns = torch.arange(pad + max_tokens)
@@ -151,7 +162,8 @@ class Target:
         shape = (2, n, c.num_kv_heads, pad + max_tokens, c.head_dim)
         cache = [torch.empty(shape, dtype=self.dtype, device=self.device) for _ in self.layers]
         heat = torch.tensor(temperatures, dtype=torch.float32, device=self.device)[:, None]
-        alive, eos = torch.arange(n), torch.tensor(c.eos_token_ids)
+        alive = torch.arange(n)
+        eos = torch.tensor(c.eos_token_ids)
         out = Answers([[] for _ in prompts], [[] for _ in prompts], [[] for _ in prompts], None)
         x, features = self.forward(ids.to(self.device), positions, first, cache)
         kept = (
@@ -175,7 +187,10 @@ class Target:
             if going.sum() < 0.85 * len(going) or len(going) < 16:  # drop the sequences that have ended
                 going = going.nonzero()[:, 0]
                 cache = [kv[:, going] for kv in cache]
-                seen, heat, token, alive = seen[going], heat[going], token[going], alive[going]
+                seen = seen[going]
+                heat = heat[going]
+                token = token[going]
+                alive = alive[going]
             position = (lengths[alive] + step)[:, None].to(self.device)
             x, features = self.forward(token[:, None], position, seen[..., : pad + step + 1], cache, pad + step)
             if self.features:

@@ -68,8 +68,10 @@ def losses(draft: Draft, b: Batch, t2d: torch.Tensor, o: TrainOptions) -> torch.
     skip = max(0, int((b.rows % b.ids.shape[1]).min()) - own)
     outs = draft(b.ids, b.features, own, skip)
     head = draft.weights()["lm_head.weight"].to(draft.dtype)
-    line, column = b.rows // b.ids.shape[1], b.rows % b.ids.shape[1]
-    total, weights = 0.0, sum(o.step_decay**s for s in range(own))
+    line = b.rows // b.ids.shape[1]
+    column = b.rows % b.ids.shape[1]
+    total = 0.0
+    weights = sum(o.step_decay**s for s in range(own))
     for s, x in enumerate(outs):
         weight = mass * (column >= s) * (o.step_decay**s / weights / len(b.rows))
         x = x[line, column - (skip if s else 0)]  # [N, H]
@@ -86,7 +88,11 @@ class Trainer:
     """The training of a draft on `data`; `state_dict` has everything that the next step depends on."""
 
     def __init__(self, draft: Draft, data: Data, items: list[int], held: list[int], options: TrainOptions):
-        self.draft, self.data, self.items, self.held, self.options = draft, data, items, held, options
+        self.draft = draft
+        self.data = data
+        self.items = items
+        self.held = held
+        self.options = options
         self.state = State()
         if not options.train_head:
             draft.weights()["lm_head.weight"].requires_grad_(False)
@@ -102,9 +108,11 @@ class Trainer:
 
     def next_batch(self) -> Batch:
         """The next batch in the endless order that the seed determines."""
-        number, at = 0, self.state.passes
+        number = 0
+        at = self.state.passes
         if self._epoch[0] >= 0:
-            number, at = self._epoch[0], at - self._epoch_start
+            number = self._epoch[0]
+            at -= self._epoch_start
         else:
             self._epoch_start = 0
             self._epoch = (0, self._groups(0))
@@ -121,7 +129,9 @@ class Trainer:
 
     def step(self) -> float:
         """Runs one optimiser step and returns its loss."""
-        o, begin, total = self.options, time.perf_counter(), 0.0
+        o = self.options
+        begin = time.perf_counter()
+        total = 0.0
         for group in self.optimizer.param_groups:
             group["lr"] = o.rate(self.state.step)
         self.optimizer.zero_grad(set_to_none=True)

@@ -94,7 +94,8 @@ def statistics(args, found: Fit, draft: str, number: int) -> Statistics:
 
 def ask(args, found: Fit, constants: Constants) -> dict:
     """The report on a question: rows, columns, the answer in a sentence, and the statistics that it rests on."""
-    names, target = args.draft.split(","), model(args.target)
+    names = args.draft.split(",")
+    target = model(args.target)
     drafts = {}
     for i, name in enumerate(names):
         shape = model(name, "--draft")

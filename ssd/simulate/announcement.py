@@ -49,7 +49,8 @@ def by_shares(ratio: float, rounds: int) -> tuple[float, float]:
 
 def runs(fit: Fit, workload: str, rounds: int) -> tuple[float, Tally, Tally]:
     """(AR speed, SD run, SSD run) of the 70B pair with the fitted constants."""
-    pair, w = PAIRS["llama"], PAPERS.index(LIKE[workload])
+    pair = PAIRS["llama"]
+    w = PAPERS.index(LIKE[workload])
     times = fit.times(pair)
     sd = simulate(times, Plan("sd", K), fit.outcomes("llama", w, K, 0), rounds=rounds)
     branches = pair.fan_out * (K + 1)
@@ -78,7 +79,8 @@ def bandwidth_use(times: Roofline, tally: Tally) -> tuple[float, float]:
 def rows(fit: Fit, rounds: int = 4000) -> list[dict]:
     """Rows with the keys of COLUMNS. from_its_shares is what the announcement's shares of 35 / 55 / 10 and its hit rate
     of 82 % imply; from_constants is the simulation with the constants fitted on the paper's rows; None is unknown."""
-    out, times = [], fit.times(PAIRS["llama"])
+    out = []
+    times = fit.times(PAIRS["llama"])
     found = {w: runs(fit, w, rounds) for w in ANNOUNCED}
     for workload, (ar, sd, ssd) in ANNOUNCED.items():
         own = by_shares(sd / ar, rounds)

@@ -24,7 +24,8 @@ def ssd(times, outcomes: Outcomes, k: int, branches: int, batch: int = 1, stalls
     A build is one pass over the new tokens and k passes over the branches; the fallback is k passes. Rounds after both
     have the same expected length. stalls: a build is never abandoned, so the fallback also waits for its end.
     """
-    verify, expected = times.verify(batch, batch * (k + 1)), outcomes.expected(k)
+    verify = times.verify(batch, batch * (k + 1))
+    expected = outcomes.expected(k)
     build = (k + 1) * times.draft(batch, batch * branches) / verify
     fallback = k * times.draft(batch, batch) / verify + (max(build, 1.0) - 1 if stalls else 0)
     return batch * theorem_7(outcomes.hit_rate(k) ** batch, expected, expected, build, fallback) / verify
@@ -33,7 +34,8 @@ def ssd(times, outcomes: Outcomes, k: int, branches: int, batch: int = 1, stalls
 def ssd_going_on(times, outcomes: Outcomes, k: int, branches: int, batch: int = 1) -> float:
     """Tokens a second of SSD without retries: a sequence that missed verifies its root alone in the next round. This is
     theorem 7 with a free fallback, T_b = 0 and E_miss = 1."""
-    p, alone = outcomes.hit_rate(k), outcomes.hit_rate(0)
+    p = outcomes.hit_rate(k)
+    alone = outcomes.hit_rate(0)
     share = alone / (1 - p + alone)  # share of a sequence's rounds that verify a speculation
     verify = times.verify(batch, round(batch * (share * k + 1)))
     hit = 1 - (1 - share * p - (1 - share) * alone) ** batch  # chance that some sequence waits for its branch

@@ -86,7 +86,8 @@ class Steady:
     """A source that gives the same batch for a number of rounds."""
 
     def __init__(self, batch: int, rounds: int):
-        self.live, self.rounds = [Sequence() for _ in range(batch)], rounds
+        self.live = [Sequence() for _ in range(batch)]
+        self.rounds = rounds
 
     def admit(self, replica):
         """A process that returns the sequences of the next round, none at the end."""

@@ -57,7 +57,8 @@ class Replay(Replica):
 
     def sd(self, live):
         (sequence,) = live
-        accepted, begin = self.shape(sequence), self.env.now
+        accepted = self.shape(sequence)
+        begin = self.env.now
         for _ in range(int(self.passes + self.rng.random()) if sequence.depth else 0):
             yield from self.draft(1, self.rows)
         self.tally.wait += self.env.now - begin
@@ -85,9 +86,12 @@ def replay(mode: str, costs: dict, own: float, counts: dict, rounds: int, seed: 
     shapes = {tuple(map(int, name.split())): n for name, n in counts["shapes"].items()}
     speculating = sum(n for (nodes, _), n in shapes.items() if nodes)
     length = sum(nodes * n for (nodes, _), n in shapes.items()) / max(speculating, 1)
-    passes, each = counts["draft_passes"], counts["draft_rows"] / max(counts["draft_passes"], 1)
+    passes = counts["draft_passes"]
+    each = counts["draft_rows"] / max(counts["draft_passes"], 1)
     where = "together" if mode == "sd" else "apart"
-    times, plan, hit_rate = Measured(costs[f"target_{where}"], costs[f"draft_{where}"], own), Plan("sd", 1), 0.0
+    times = Measured(costs[f"target_{where}"], costs[f"draft_{where}"], own)
+    plan = Plan("sd", 1)
+    hit_rate = 0.0
     if mode == "ssd":
         hit_rate = counts["hits"] / max(counts["hits"] + counts["misses"], 1)
         wait = "any" if 2 * counts["retries"] > counts["misses"] else "never"
@@ -151,7 +155,8 @@ def rows(path: str, rounds: int, seed: int = 0) -> list[dict]:
 
 
 def _row(run: Run, tally: Tally) -> dict:
-    counts, mode = run.counts, run.mode
+    counts = run.counts
+    mode = run.mode
     speed = counts["decode_tokens"] / counts["decode_seconds"]
     row = dict(zip(COLUMNS, (*run.key, mode, speed, tally.speed, tally.speed / speed - 1), strict=False))
     row |= {"tokens_a_round": tally.tokens / tally.rounds, "hit_rate": tally.hit_rate}

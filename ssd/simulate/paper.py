@@ -18,8 +18,11 @@ def row(source, pair, method, workload, role, published, tally, closed) -> dict:
 
 def ssd_row(fit: Fit, name: str, workload: int, k: int, rounds: int, batch: int = 1) -> tuple:
     """(Tally, speed by the formula) of a published pair, whose draft never abandons a build."""
-    pair, fan_out = PAIRS[name], PAIRS[name].fan_out
-    times, outcomes, branches = fit.times(pair), fit.outcomes(name, workload, k, fan_out), fan_out * (k + 1)
+    pair = PAIRS[name]
+    fan_out = PAIRS[name].fan_out
+    times = fit.times(pair)
+    outcomes = fit.outcomes(name, workload, k, fan_out)
+    branches = fan_out * (k + 1)
     tally = simulate(times, Plan("ssd", k, branches, abandon="never"), outcomes, batch, max(rounds // batch, 1))
     return tally, formula.ssd(times, outcomes, k, branches, batch, stalls=True)
 

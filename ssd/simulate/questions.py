@@ -25,7 +25,8 @@ class Choice:
 
     def columns(self, name: str = "") -> dict:
         """The columns of a table, under names that begin with `name`."""
-        p, out = self.plan, {f"{name}tokens/s": self.speed}
+        p = self.plan
+        out = {f"{name}tokens/s": self.speed}
         if p.k:
             out[f"{name}K"] = p.k
         if p.mode == "ssd":
@@ -82,7 +83,8 @@ def ask_gpu(times: Roofline, stats: Statistics, batch: int, k, branches, most: i
     the target and one of them the draft too; or one has the draft alone."""
     rows = []
     for n in range(2, most + 1):
-        whole, less = replace(times, gpus=n), replace(times, gpus=n - 1)
+        whole = replace(times, gpus=n)
+        less = replace(times, gpus=n - 1)
         fits = {"AR": whole.fits(batch), "SD": whole.fits(batch), "SSD": less.fits(batch)}
         speed = {
             name: best(t, stats, name.lower(), batch, k, branches).speed if fits[name] else None
@@ -142,7 +144,8 @@ def ask_replicas(times: Roofline, stats: Statistics, load: Load, counts: list[in
     kept = [r for r in rows if r["keeps up"] == "yes"]
     if not kept:
         return rows, "None of them keeps up with the arrivals."
-    top, cheap = min(kept, key=lambda r: r["latency_p99"]), min(kept, key=lambda r: (r["GPUs"], r["latency_p99"]))
+    top = min(kept, key=lambda r: r["latency_p99"])
+    cheap = min(kept, key=lambda r: (r["GPUs"], r["latency_p99"]))
     return rows, "; ".join(
         f"{what}: {r['mode'].upper()} on {r['replicas']} ({r['GPUs']} GPUs), p99 {r['latency_p99']:.2f} s"
         for what, r in (("fastest", top), ("fewest GPUs", cheap))

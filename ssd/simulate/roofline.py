@@ -51,7 +51,8 @@ class Roofline:
 
     def pass_seconds(self, model: Shape, gpus: int, sequences: int, rows: int) -> float:
         """Seconds that the kernels take in a pass over `rows` rows of `sequences` sequences in all."""
-        c, g = self.constants, self.gpu
+        c = self.constants
+        g = self.gpu
         read = model.weight_bytes + sequences * self.context * model.kv_bytes
         work = model.flops(rows, self.context)
         stream = max(read / (c.bandwidth * g.bandwidth), work / (c.matrix * g.matrix)) / gpus

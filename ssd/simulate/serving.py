@@ -25,7 +25,8 @@ class Queue:
     """The requests of one replica."""
 
     def __init__(self, env: simpy.Environment, load: Load):
-        self.env, self.load = env, load
+        self.env = env
+        self.load = load
         self.waiting: deque[Sequence] = deque()
         self.live: list[Sequence] = []
         self.done: list[Sequence] = []
@@ -52,7 +53,8 @@ class Queue:
             yield self.env.timeout(replica.times.verify(1, self.load.prompt))
             s.first = self.env.now
             self.live.append(s)
-        self.rounds, self.served = self.rounds + 1, self.served + len(self.live)
+        self.rounds += 1
+        self.served += len(self.live)
         return self.live
 
     def emit(self, replica: Replica, sequence: Sequence, tokens: int) -> None:
@@ -67,7 +69,8 @@ def serve(times, plan: Plan, outcomes: Outcomes | None, load: Load, replicas: in
     """Percentiles 50, 90 and 99 of the seconds from arrival to the last token (latency) and to the first (first_token),
     arrivals and answers a second, and the mean batch of a round. A request goes to the replica that has the fewest.
     """
-    env, rng = simpy.Environment(), np.random.default_rng(seed)
+    env = simpy.Environment()
+    rng = np.random.default_rng(seed)
     queues = [Queue(env, load) for _ in range(replicas)]
     for q in queues:
         env.process(Replica(env, times, plan, outcomes, q, rng, Tally()).run())

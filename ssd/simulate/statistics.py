@@ -43,12 +43,15 @@ def from_run(path: str, exponent: float) -> Statistics:
     """The Statistics in a file that `python -m ssd.run --json` wrote. The hit rate of a run of ssd also determines the
     exponent; otherwise it is the one given. Raises ValueError that names the file and what it lacks."""
     report = read(path)
-    stats, config = report.get("stats"), report.get("config")
+    stats = report.get("stats")
+    config = report.get("config")
     a = stats.get("acceptance_rate") if isinstance(stats, dict) else None
     if not isinstance(config, dict) or not isinstance(a, (int, float)) or not 0 <= a <= 1:
         raise ValueError(f"{path}: holds no acceptance_rate, wanted the --json of a run with --mode sd, ssd or auto")
-    a, hit_rate = min(float(a), 0.999), stats.get("hit_rate")
-    each, branches = config.get("fan_out"), config.get("branches")
+    a = min(float(a), 0.999)
+    hit_rate = stats.get("hit_rate")
+    each = config.get("fan_out")
+    branches = config.get("branches")
     if isinstance(hit_rate, (int, float)) and 0 < hit_rate < 1 and (each or branches):
         k = config.get("k") or 4
         fan_out = [each] * (k + 1) if each else allocate(a, 1.0, k, branches)

@@ -47,7 +47,7 @@ def test_the_target_as_its_own_draft_is_always_accepted(shape, temperature, tiny
 
 
 def test_kv_of_accepted_tokens_stands_where_it_belongs(tiny_folder, models):
-    """The KV of the target, and of a draft with the same weights, is bitwise that of a request alone without a draft."""
+    """KV of the target, and of a draft with the same weights, is bitwise that of a request alone without a draft."""
     target, tokenizer = models["bf16"], Tokenizer(tiny_folder)
     draft = Draft.load(tiny_folder, target, "bf16")
     llm = LLM.from_model(
