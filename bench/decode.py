@@ -180,7 +180,7 @@ def main() -> None:
     parser.add_argument("--prefill", type=int, metavar="N", help="also time the first token after N prompt tokens")
     parser.add_argument("--draft", help="draft of ssd's speculative modes (the target's own)")
     parser.add_argument("--gguf", help="GGUF file for llama_cpp (found or made by precision)")
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--json", metavar="FILE", help="write the results to this file")
     args = parser.parse_args()
 
     from ssd.model import Tokenizer, resolve

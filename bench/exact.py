@@ -195,7 +195,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--limit", type=whole(1), default=40, help="prompts of each file (%(default)s)")
     parser.add_argument("--max-tokens", type=whole(1), default=64, help="tokens of each answer (%(default)s)")
     parser.add_argument("--threads", type=int, help="threads of the target (one for each core)")
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--json", metavar="FILE", help="write the results to this file")
     args = parser.parse_args(argv)
     check_names(parser, "--modes", args.modes.split(","), ("ar", "sd", "ssd", "auto"))
     if args.delays:

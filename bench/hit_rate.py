@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--temperatures", type=listed(float), default="0,0.6,1.0", help="temperatures (%(default)s)")
     parser.add_argument("--verify", default="coupled", help=f"some of {', '.join(VERIFY)} (%(default)s)")
     parser.add_argument("--no-realtime", action="store_true", help="measure in lockstep only")
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--json", metavar="FILE", help="write the results to this file")
     args = parser.parse_args(argv)
 
     from ssd import SamplingParams

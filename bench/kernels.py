@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--cores", type=listed(int), default=default_cores(), help="numbers of cores (one and all)")
     parser.add_argument("--seconds", type=float, default=0.5, help="time for each row (%(default)s)")
     parser.add_argument("--gpu-limit", type=float, help="seconds for all rows of the GPU (no limit)")
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--json", metavar="FILE", help="write the results to this file")
     args = parser.parse_args()
     rows = []
     left_out = {}

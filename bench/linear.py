@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("--rows", type=listed(int), default=",".join(map(str, ROWS)), help="input rows (%(default)s)")
     parser.add_argument("--shape", help="outputs x inputs of one matrix, such as 960x576, in place of the models")
     parser.add_argument("--seconds", type=float, default=1.0, help="time for each row (%(default)s)")
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--json", metavar="FILE", help="write the results to this file")
     args = parser.parse_args()
     rows = []
     left_out = []

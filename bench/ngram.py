@@ -127,7 +127,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--limit", type=whole(1), help="prompts of each file (all)")
     parser.add_argument("--max-tokens", type=whole(1), default=256, help="tokens of each answer (%(default)s)")
     parser.add_argument("-k", default="4,7,15", help="tokens of a proposal (%(default)s)")
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--json", metavar="FILE", help="write the results to this file")
     args = parser.parse_args(argv)
     from ssd import LLM, SamplingParams
 

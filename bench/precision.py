@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--data", nargs="+", metavar="FILE.jsonl", help="files of prompts (those in bench/prompts)")
     parser.add_argument("--limit", type=whole(1), default=10, help="prompts of each file (%(default)s)")
     parser.add_argument("--max-tokens", type=whole(1), default=64, help="tokens of each answer (%(default)s)")
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--json", metavar="FILE", help="write the results to this file")
     args = parser.parse_args(argv)
     texts = workloads_of(parser, args)
 

@@ -69,7 +69,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cores", type=listed(int), default=default_cores(), help="numbers of cores (one and all)")
     parser.add_argument("--seconds", type=float, default=3.0, help="time for each number of cores (%(default)s)")
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--json", metavar="FILE", help="write the results to this file")
     args = parser.parse_args()
     rows = []
     for n in args.cores:

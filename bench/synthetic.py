@@ -276,7 +276,7 @@ def main() -> None:
     parser.add_argument("--acceptance", type=float, default=0.75, help="chance that a drafted token is accepted (0.75)")
     parser.add_argument("--hit-rate", type=float, default=0.8, help="chance that the outcome was predicted (0.8)")
     parser.add_argument("--graphs", action="store_true", help="run forward passes as CUDA graphs")
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--json", metavar="FILE", help="write the results to this file")
     args = parser.parse_args()
     decoder = Decoder(
         SHAPES[args.target], SHAPES[args.draft], args.device, args.prefix, args.tokens, args.k, args.branches,

@@ -104,7 +104,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--max-tokens", type=whole(1), default=96, help="tokens of each answer (%(default)s)")
     parser.add_argument("--branches", type=int, help="outcomes that ssd prepares for (the engine's default)")
     parser.add_argument("--temperatures", type=listed(float), default="0", help="temperatures (%(default)s)")
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--json", metavar="FILE", help="write the results to this file")
     args = parser.parse_args(argv)
     check_names(parser, "--modes", args.modes.split(","), MODES)
 

@@ -65,7 +65,7 @@ def test_every_folder_with_code_is_a_package_that_is_installed():
 
 
 @pytest.mark.parametrize("old", ["exit 1", None])
-def test_build_wants_a_python_that_is_new_enough(old, tmp_path):
+def test_build_needs_a_python_that_is_new_enough(old, tmp_path):
     for name in ("Makefile", "requirements.txt"):
         shutil.copy(Path(__file__).parents[1] / name, tmp_path)
     python = tmp_path / "python"

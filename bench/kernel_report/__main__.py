@@ -73,7 +73,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="compile only the few kernels of the tests")
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=FORMS, help="forms to compile (all)")
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--json", metavar="FILE", help="write the results to this file")
     args = parser.parse_args()
     rows, missing = report(quick=args.quick, forms=args.forms)
     results.write(args.json, rows, missing=missing)

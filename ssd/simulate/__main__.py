@@ -74,7 +74,7 @@ def above_zero(text: str) -> float:
 
 
 def statistics(args, found: Fit, draft: str, number: int) -> Statistics:
-    """The Statistics of the draft that was asked for as the number-th."""
+    """The Statistics of a draft. number: its place among those of --draft."""
     exponent = found.exponent if args.exponent is None else args.exponent
     if args.stats:
         if "," in args.draft:

@@ -15,7 +15,7 @@ def test_theorem():
     assert theory.theorem_7(0.5, 3.0, 2.0, 0.5, 0.2) == pytest.approx(2.5 / 1.1)
 
 
-@pytest.mark.skipif(len(CORES) < 2, reason="wants two cores")
+@pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
 def test_rows_of_a_tiny_pair(tiny_folder, tmp_path):
     data, file = tmp_path / "own.jsonl", tmp_path / "theory.json"
     data.write_text('{"prompt": "once upon a time"}\n{"prompt": "the end"}\n')

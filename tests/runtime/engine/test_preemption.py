@@ -128,7 +128,7 @@ def test_random_arrivals_and_cancellations(
     llm.close()
 
 
-@pytest.mark.skipif(len(CORES) < 2, reason="wants two cores")
+@pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
 def test_changes_of_mode(tiny_folder, tiny_target, plain, drafts, monkeypatch):
     times = {1: 0.01, 5: 0.012, 12: 0.02}
     monkeypatch.setattr("ssd.runtime.factory.costs_of", lambda *args: Costs(times, times, times, times))

@@ -54,7 +54,7 @@ def test_the_target_as_its_own_draft_always_hits(shape, temperature, tiny_folder
     assert stats["mean_accepted_length"] > 0.7 * (1 + shape["k"])
 
 
-@pytest.mark.skipif(len(CORES) < 2, reason="wants two cores")
+@pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
 @pytest.mark.parametrize("kind", ["itself", "features"])
 def test_two_threads(kind, tiny_folder, tiny_target, plain, tmp_path):
     draft = load(kind, tiny_folder, tmp_path, tiny_target, "bf16")
@@ -236,7 +236,7 @@ def test_the_trace_tells_of_publications_hits_and_passes(tiny_folder, tiny_targe
 # --- random delays, a backup draft, many requests -------------------------------------------------------------------
 
 
-@pytest.mark.skipif(len(CORES) < 2, reason="wants two cores")
+@pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
 @pytest.mark.parametrize("kind", ["itself", "independent", "features"])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_delays_in_both_lanes_change_no_token(kind, seed, tiny_folder, tiny_target, plain, tmp_path, monkeypatch):

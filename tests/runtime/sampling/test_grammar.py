@@ -112,7 +112,7 @@ OPTIONS = [
 def test_speculation_changes_nothing(kind, options, plain, tiny_folder, tiny_target, tmp_path):
     if kind == "ngram":
         if options["mode"] == "ssd":
-            pytest.skip("ssd wants a draft model")
+            pytest.skip("ssd needs a draft model")
         draft = kind
     else:
         draft = Draft.load(write_draft(tmp_path / "d", **kind) if kind else tiny_folder, tiny_target, "bf16")
@@ -187,7 +187,7 @@ def test_a_draft_keeps_to_the_grammar_as_the_target_does(options, tiny_folder, t
     assert options["mode"] == "sd" or stats["hit_rate"] > 0.9  # what would follow the end of an answer may be missed
 
 
-@pytest.mark.skipif(len(CORES) < 2, reason="wants two cores")
+@pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
 def test_two_threads(plain, tiny_folder, tiny_target):
     """Both lanes ask the library at once, each with its own state."""
     draft = Draft.load(tiny_folder, tiny_target, "bf16")

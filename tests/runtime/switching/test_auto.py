@@ -18,7 +18,7 @@ from ssd.runtime.switching.measure import ROWS, DraftTimer, TargetTimer, costs_o
 from ssd.runtime.sync.policy import Policy, Record
 
 SLOW, FAST = {1: 0.01, 5: 0.012, 12: 0.02}, {1: 0.001, 5: 0.0012, 12: 0.002}
-two_cores = pytest.mark.skipif(len(CORES) < 2, reason="wants two cores")
+two_cores = pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
 
 
 def test_formulas():
