@@ -21,7 +21,7 @@ def test_picture_of_a_trace(tmp_path):
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     axis = plots.trace(events).axes[0]
     assert [text.get_text() for text in axis.texts].count("miss") in (2, 3) and len(axis.texts) == 9
-    assert len(axis.patches) == 16  # of eight rounds, a pass of each lane
+    assert len(axis.patches) == 16  # one pass of each lane in eight rounds
     plots.beside(str(tmp_path / "trace.json"), plots.trace, events)
     assert (tmp_path / "trace.png").stat().st_size > 1000
     assert plots.trace(events[:8]) is None
