@@ -1,4 +1,4 @@
-"""Puts the parts of a mode together."""
+"""Makes the speculator of a mode out of its parts."""
 
 from ssd.model.draft import Draft
 from ssd.model.hub import cache_folder
@@ -28,7 +28,7 @@ DRAFT_DTYPE = "int8"  # the fastest at few rows; no token depends on it
 
 
 def load_drafts(options: SpeculationOptions, target: str | None, model) -> tuple:
-    """The draft of load_draft, and the backup draft or None. Raises ValueError where there is none."""
+    """The draft of load_draft, and the backup draft or None. Raises ValueError where one is missing."""
     from ssd.drafts import default_draft
     from ssd.model import hub
 
@@ -36,7 +36,7 @@ def load_drafts(options: SpeculationOptions, target: str | None, model) -> tuple
     if name:
         folder = default_draft(target or hub.DEFAULT_TARGET, name) if name == "large" else hub.resolve(name)
         if folder is None:
-            raise ValueError(f"backup_draft: no large one comes with {target}, wanted a folder or the id of a model")
+            raise ValueError(f"backup_draft: no large draft comes with {target}; name a folder or the id of a model")
         backup = Draft.load(folder, model, options.draft_dtype or DRAFT_DTYPE, options.draft_device)
     return draft, backup
 
@@ -52,13 +52,16 @@ def load_draft(options: SpeculationOptions, target: str | None, model) -> Draft 
     if folder is None and options.mode == "auto":
         return "ngram"
     if folder is None:
-        raise ValueError(f"draft: none comes with {target}, wanted a folder, the id of a model, or ngram")
+        raise ValueError(f"draft: none comes with {target}; name a folder, the id of a model, or ngram")
     return Draft.load(folder, model, options.draft_dtype or DRAFT_DTYPE, options.draft_device)
 
 
 def verify_cores(speculation: SpeculationOptions, options: EngineOptions) -> list[int] | None:
-    """Cores of the thread that runs the target, None for the kernels' default. With a draft lane on the CPU too and
-    nothing said, the last core of the process is the draft's and the others are the target's."""
+    """The cores of the thread that runs the target, None for the kernels' default.
+
+    With a draft lane on the CPU and no options about threads, the draft gets the last core of the process and the
+    target the others.
+    """
     beside = device_of(speculation.draft_device or options.device).type == "cpu"
     if speculation.mode == "ssd" and options.threads is None and len(CORES) > 1 and beside:
         return list(CORES[:-1])
@@ -66,7 +69,7 @@ def verify_cores(speculation: SpeculationOptions, options: EngineOptions) -> lis
 
 
 def draft_cores(speculation: SpeculationOptions, model) -> list[int]:
-    """Of a draft lane on the CPU: the last core, or all but the first where the target is on a GPU."""
+    """The cores of a draft lane on the CPU: the last one, or all but the first where the target is on a GPU."""
     if speculation.draft_threads is not None:
         return cores_of(speculation.draft_threads)
     return [CORES[-1]] if model.device.type == "cpu" else list(CORES[1:] or CORES)

@@ -78,18 +78,18 @@ class LLM:
         return self.engine.metrics
 
     def trace(self) -> Trace:
-        """A record of what the lanes do from now on."""
+        """Start a record of what the lanes do, and return it."""
         trace = self.engine.trace = Trace()
         self.engine.speculator.record(trace)
         return trace
 
     def stats(self) -> dict:
-        """Metrics.stats, with what the mode adds."""
+        """The statistics of Metrics.stats, with those that the mode adds."""
         return self.metrics.stats() | self.engine.speculator.stats()
 
     def bandwidth_fraction(self) -> dict:
-        """Share of the memory's read bandwidth that decode passes of target and draft used so far, by the bytes of
-        their weights; measures that bandwidth for a second. None: no such passes, or not on the CPU."""
+        """The share of the memory's read bandwidth that decode passes of target and draft used so far to read their
+        weights. Measures the bandwidth, which takes a second. None: no such passes, or not on the CPU."""
         m, runner, cores = self.metrics, self.engine.speculator.runner, self.engine.placement.cores
         out = {"verify": None, "draft": None}
         if runner:
@@ -100,7 +100,7 @@ class LLM:
         return out
 
     def describe(self) -> dict:
-        """The sizes in use and the kernels' threads, for records of a run. branches: outcomes that ssd prepares for."""
+        """The sizes in use and the kernels' threads, for records of a run; branches are those that ssd prepares."""
         return {
             "max_batch": self.options.max_batch,
             "max_model_len": self.max_model_len,
@@ -159,7 +159,7 @@ class LLM:
         return outputs
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
-        """The answer to one prompt, piece by piece; its samples side by side. Closing the iterator cancels them."""
+        """The answer to one prompt, piece by piece, its samples side by side. Closing the iterator cancels them."""
         return self._stream(self.requests.sequences(self.encode(prompt), self.check(params)))
 
     def _stream(self, sequences: list[Sequence]) -> Iterator[Chunk]:
@@ -184,7 +184,7 @@ class LLM:
             self._cancel(sequences)
 
     def _pass(self) -> None:
-        """One pass, in the thread that holds the lock."""
+        """Run one pass, in the thread that holds the lock."""
         if not getattr(self._bound, "done", False):
             self.engine.placement.enter()
             self._bound.done = True
@@ -205,14 +205,14 @@ class LLM:
 
 
 def split(options: dict) -> tuple[EngineOptions, SpeculationOptions]:
-    """Keyword arguments as the options that they are. Raises TypeError on one that is neither's."""
+    """Sort keyword arguments into the options that they are. Raises TypeError for one that belongs to neither."""
     ours = {field.name for field in fields(SpeculationOptions)}
     speculation = SpeculationOptions(**{name: value for name, value in options.items() if name in ours})
     return EngineOptions(**{name: value for name, value in options.items() if name not in ours}), speculation
 
 
 def _chunk(s: Sequence, told: int) -> Chunk:
-    """What came after so many tokens."""
+    """The chunk that follows `told` tokens."""
     new = slice(told, len(s.pieces))
     logprobs, top = _logprobs(s, new)
     text, ids, pieces = "".join(s.pieces[new]), s.token_ids[new], s.pieces[new]
@@ -220,7 +220,7 @@ def _chunk(s: Sequence, told: int) -> Chunk:
 
 
 def _logprobs(s: Sequence, part: slice = slice(None)) -> tuple[list | None, list | None]:
-    """Of its tokens and of the likeliest, where asked for."""
+    """The log-probabilities of part of a sequence's tokens, and of the likeliest ones, where asked for."""
     return (
         s.logprobs[part] if s.params.logprobs else None,
         s.top_logprobs[part] if s.params.top_logprobs else None,

@@ -2,8 +2,11 @@
 
 
 class MovingAverage:
-    """Exponential mean; None before the first value, unless it starts somewhere. worth: of how many values the start
-    stands for: while these are few, each counts for more than `rate`."""
+    """An exponential average of what was added.
+
+    rate: weight of a new value. start: value to begin with; without one, the first value. worth: for how many values
+    the start stands; while few were added, each of them weighs more than `rate`.
+    """
 
     def __init__(self, rate: float = 0.1, start: float | None = None, worth: int = 0):
         self.rate, self.value, self.worth = rate, start, worth

@@ -1,4 +1,4 @@
-"""What an engine may be told about its size and its threads."""
+"""Options of an engine and of its speculation."""
 
 from dataclasses import dataclass
 
@@ -19,37 +19,27 @@ MAX_ROWS = 512  # nodes of a draft's forest
 
 @dataclass(frozen=True)
 class SpeculationOptions:
-    """How tokens are made. Raises ValueError or TypeError naming the field.
+    """How tokens are made. Raises ValueError or TypeError naming the field."""
 
-    mode: "ar" (plain decoding), "sd" (a draft proposes, then the target verifies) or "ssd" (the draft prepares what
-    comes next while the target verifies); "auto" picks what is predicted to be fastest, round by round. draft: a
-    folder, the id of a model, or "ngram" (what followed the same words earlier in the text); None is the draft that
-    comes with the target. k: tokens of a branch; None adapts length and shape to what pays, round by round.
-    tree_width: branches below the root (1), or where length and shape adapt children of any node at most (3,
-    on a GPU 1).
-    draft_dtype: of the draft's weights, int8 by default: no token depends on it.
-    verify: "coupled" (the tokens of plain decoding) or "rejection" (the published rule: other tokens, of the same
-    distribution). saguaro: with rejection, scale of the draft's likeliest probabilities, in [0, 1]; 1 leaves them.
-    branches: outcomes that ssd prepares for in a round (24), shared out by what was hit before; or fan_out: bonus
-    tokens below every node. draft_device: where the draft runs, by default where the target does. draft_threads: of
-    ssd's draft, as EngineOptions.threads. backup_draft: a larger one that ssd changes to where the draft brings little;
-    "large" is the one that comes with the target. lockstep: both lanes of ssd take turns in one thread, so that the
-    draft always finishes: to study, not to be fast.
-    """
-
+    # "ar" (plain decoding), "sd" (a draft proposes, then the target verifies), "ssd" (the draft prepares what comes next
+    # while the target verifies) or "auto" (whichever is predicted to be fastest, round by round)
     mode: str = "ar"
+    # a folder, the id of a model, or "ngram" (what followed the same words earlier in the text); None: the draft that
+    # comes with the target
     draft: str | None = None
-    k: int | None = None
+    k: int | None = None  # tokens of a branch; None: length and shape adapt to what pays, round by round
+    # branches below the root (1); where length and shape adapt, children of a node at most (3, on a GPU 1)
     tree_width: int | None = None
-    draft_dtype: str | None = None
-    verify: str = "coupled"
-    saguaro: float = 1.0
-    branches: int | None = None
-    fan_out: int | None = None
-    draft_device: str | None = None
-    draft_threads: int | list[int] | None = None
+    draft_dtype: str | None = None  # of the draft's weights; None: int8. No token depends on it
+    verify: str = "coupled"  # "coupled" (the tokens of plain decoding) or "rejection" (others, equally distributed)
+    saguaro: float = 1.0  # scale of the draft's likeliest probabilities in [0, 1], for rejection; 1 leaves them alone
+    branches: int | None = None  # outcomes that ssd prepares for in a round (24), shared out by what was hit before
+    fan_out: int | None = None  # bonus tokens below every node, in place of branches
+    draft_device: str | None = None  # device of the draft; None: that of the target
+    draft_threads: int | list[int] | None = None  # threads of ssd's draft, as EngineOptions.threads
+    # a larger draft that ssd changes to where the draft brings little; "large": the one that comes with the target
     backup_draft: str | None = None
-    lockstep: bool = False
+    lockstep: bool = False  # both lanes of ssd take turns in one thread, so that the draft always finishes: for studies
 
     def __post_init__(self):
         if self.mode not in MODES:
@@ -58,7 +48,7 @@ class SpeculationOptions:
             raise ValueError(f"verify: got {self.verify!r}, wanted one of {', '.join(VERIFY)}")
         check_number("saguaro", self.saguaro, "a number in [0, 1]", lambda x: 0 <= x <= 1)
         if self.saguaro < 1 and self.verify != "rejection":
-            raise ValueError("saguaro: is of rejection sampling, wanted verify='rejection' with it")
+            raise ValueError("saguaro: applies to rejection sampling only; add verify='rejection'")
         if self.k is not None:
             check_integer("k", self.k, f"1 to {MAX_NODES}", lambda x: 1 <= x <= MAX_NODES)
         if self.tree_width is not None:
@@ -84,7 +74,7 @@ class SpeculationOptions:
 
     @property
     def width(self) -> int:
-        """Branches of a speculation whose shape is fixed."""
+        """Branches below the root of a speculation whose shape is fixed."""
         return self.tree_width or 1
 
     @property
@@ -94,22 +84,22 @@ class SpeculationOptions:
 
     @property
     def depth(self) -> int:
-        """Tokens of a branch that ssd prepares at most."""
+        """Tokens of a branch that ssd prepares, at most."""
         return self.k or (4 if self.fan_out else LONGEST_SPECULATION - self.leaves)
 
     @property
     def leaves(self) -> int:
-        """First levels of a branch of ssd that have a second token, which goes no further: where shapes adapt."""
+        """First levels of a branch of ssd that have a second token, which is not extended; where shapes adapt."""
         return 0 if self.k or self.tree_width or self.verify == "rejection" else LEAVES
 
     @property
     def branch_nodes(self) -> int:
-        """Tokens of a speculation that ssd prepares at most."""
+        """Tokens of a speculation that ssd prepares, at most."""
         return self.depth * self.width + self.leaves
 
     @property
     def nodes(self) -> int:
-        """Tokens of a speculation at most."""
+        """Tokens of a speculation, at most."""
         sync = self.k * self.width if self.k else LONGEST_SPECULATION
         return {"ar": 0, "ssd": self.branch_nodes}.get(self.mode, max(self.branch_nodes, sync))
 
@@ -121,25 +111,18 @@ class SpeculationOptions:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Sizes in tokens, requests and threads. Raises ValueError or TypeError naming the field.
+    """Sizes and threads of an engine. Raises ValueError or TypeError naming the field."""
 
-    max_batch: requests that decode together. max_model_len: tokens of prompt and answer together; by default, and at
-    most, the context of the model. kv_tokens: tokens that the KV cache holds, shared by all requests; by default
-    max_batch full contexts, but no more than 32,768 or one full context, whichever is more; where requests need more
-    than that, the latest arrival waits and computes its own again. prefill_chunk: rows of prompts in one pass.
-    prefix_caching: requests that begin alike share what was computed, also with those before them. threads: a number of
-    threads, or a list of cores to bind them to; by default one for every core of the process. seed: with the number of
-    a request, the seed of one that names none. device: of the target, "cpu", "cuda" or "cuda:N".
-    """
-
-    max_batch: int = 8
-    max_model_len: int | None = None
+    max_batch: int = 8  # requests that decode together
+    max_model_len: int | None = None  # tokens of prompt and answer; None, and at most: the model's context
+    # tokens that the KV cache holds, shared by all requests; None: max_batch full contexts, but no more than 32,768
+    # tokens or one full context, whichever is more. Where requests need more, the latest arrival waits
     kv_tokens: int | None = None
-    prefill_chunk: int = 512
-    prefix_caching: bool = True
-    threads: int | list[int] | None = None
-    seed: int = 0
-    device: str = "cpu"
+    prefill_chunk: int = 512  # rows of prompts in one pass
+    prefix_caching: bool = True  # requests that begin alike share what was computed, also with earlier ones
+    threads: int | list[int] | None = None  # a number of threads, or cores to bind them to; None: one for each core
+    seed: int = 0  # with the number of a request, the seed of a request that names none
+    device: str = "cpu"  # of the target: "cpu", "cuda" or "cuda:N"
 
     def __post_init__(self):
         for name in ("max_batch", "max_model_len", "kv_tokens", "prefill_chunk"):
@@ -153,7 +136,7 @@ class EngineOptions:
         device_of(self.device)
 
     def sizes(self, context: int) -> tuple[int, int]:
-        """(max_model_len, kv_tokens) for a model of that context; no request can outgrow either."""
+        """max_model_len and kv_tokens for a model of that context; no request can outgrow either."""
         longest = min(context, self.max_model_len or context)
         tokens = self.kv_tokens or min(self.max_batch * longest, max(longest, DEFAULT_KV_TOKENS))
         return min(longest, tokens), tokens

@@ -5,26 +5,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Output:
-    """A finished request.
+    """A finished request."""
 
-    prompt: as it was given. text: without special tokens, cut before a stop string. token_ids: every token sampled,
-    an end-of-sequence token and the tokens of a stop string included. finish_reason: "stop" (end of sequence or a
-    stop string) or "length" (max_tokens or the end of the context). logprobs: one per token where asked for;
-    top_logprobs: for each token those of the likeliest in its place, by id, best first. index: which of the samples of
-    a prompt it is.
-    """
-
-    prompt: object
-    text: str
-    token_ids: list[int]
-    finish_reason: str
-    logprobs: list[float] | None = None
-    top_logprobs: list[dict[int, float]] | None = None
-    index: int = 0
+    prompt: object  # as it was given
+    text: str  # without special tokens, cut before a stop string
+    token_ids: list[int]  # every sampled token, an end-of-sequence token and the tokens of a stop string included
+    finish_reason: str  # "stop" (end of sequence or a stop string) or "length" (max_tokens or the end of the context)
+    logprobs: list[float] | None = None  # by token, where asked for
+    top_logprobs: list[dict[int, float]] | None = None  # by token: the likeliest in its place, by id
+    index: int = 0  # which of the samples of the prompt
 
     @classmethod
     def joined(cls, prompt, chunks: list["Chunk"]) -> "Output":
-        """Of all chunks of one answer."""
+        """The output that all chunks of one answer make."""
         last = chunks[-1]
 
         def all_of(name):
@@ -36,13 +29,13 @@ class Output:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A piece of a streamed answer: what came since the piece before. The texts together are Output.text."""
+    """A piece of a streamed answer: what came since the piece before. All texts together are Output.text."""
 
     text: str
     token_ids: list[int]
     logprobs: list[float] | None = None
     finish_reason: str | None = None  # set in the last chunk
-    origins: list[str] | None = None  # of each token: "bonus" (drawn by the target alone), "hit", "fallback", "draft"
-    pieces: list[str] | None = None  # of the text, one for each token
+    origins: list[str] | None = None  # by token: "bonus" (drawn by the target alone), "hit", "fallback" or "draft"
+    pieces: list[str] | None = None  # of the text, by token
     top_logprobs: list[dict[int, float]] | None = None
     index: int = 0  # which of the samples of the prompt

@@ -27,7 +27,7 @@ from ssd.run import read_prompts
         (["hi", "--mode", "ssd", "--branches", "0"], "branches: got 0"),
         (["hi", "--mode", "ssd", "--draft-threads", "x"], "--draft-threads: got 'x'"),
         (["hi", "--mode", "sd", "--draft", "ngram", "-k", "0"], "k: got 0"),
-        (["hi", "--mode", "sd", "--draft", "ngram", "--saguaro", "0.5"], "saguaro: is of rejection sampling"),
+        (["hi", "--mode", "sd", "--draft", "ngram", "--saguaro", "0.5"], "saguaro: applies to rejection sampling only"),
         (["hi", "--trace", "/no/such/folder/t.json"], "--trace: cannot write"),
         (["hi", "--mode", "magic"], "invalid choice: 'magic'"),
         (["hi", "--unknown"], "unrecognized arguments: --unknown"),

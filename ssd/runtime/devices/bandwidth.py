@@ -13,8 +13,8 @@ MEGABYTES, REPEATS = 512, 3
 
 
 def read_bandwidth(cores: list[int] | None) -> float:
-    """Bytes a second that these cores (as bind takes them) read beyond most caches; measured in the calling thread,
-    which is bound to them afterwards."""
+    """Bytes per second that these cores (as bind takes them) read from memory; the calling thread measures it and is
+    bound to them afterwards."""
     bind(cores or [-1] * len(CORES))
     words = memory.empty((MEGABYTES << 17,), torch.int64).fill_(1)
     times = []
@@ -26,7 +26,7 @@ def read_bandwidth(cores: list[int] | None) -> float:
 
 
 def fraction(model, seconds_a_pass: float | None, cores: list[int] | None) -> float | None:
-    """Bytes of weights that a pass reads, by its time and the bandwidth; None without passes and on a GPU."""
+    """The share of the read bandwidth that a pass uses to read its weights; None without passes and on a GPU."""
     if not seconds_a_pass or model.device.type != "cpu":
         return None
     return model.weight_bytes / seconds_a_pass / read_bandwidth(cores)

@@ -1,4 +1,4 @@
-"""Where a lane computes: a set of CPU cores, or a stream of a GPU. All that tells one from the other is here.
+"""Where a lane computes: a set of CPU cores, or a stream of a GPU. Whatever tells one from the other is here.
 
 Lanes meet in host memory: inputs of a pass go up in one copy, tokens (and the hidden states that a feature draft reads)
 come down in another. So any pair goes together: two sets of cores, two GPUs, two streams of one GPU, or a GPU for the
@@ -19,7 +19,7 @@ ALIGNED = 16  # bytes
 
 
 def device_of(name: str, argument: str = "device") -> torch.device:
-    """Raises ValueError for a name that is none, and for a GPU that is not there."""
+    """The device of a name. Raises ValueError for a name that is none, and for a GPU that is not there."""
     try:
         device = torch.device(name)
     except (RuntimeError, TypeError):
@@ -33,7 +33,7 @@ def device_of(name: str, argument: str = "device") -> torch.device:
 
 
 class Placement:
-    """device: of the model that runs there. cores: of the lane's thread where that is the CPU, as bind takes them."""
+    """The place of a lane. device: where its model is; cores: those of its thread on the CPU, as bind takes them."""
 
     def __init__(self, device: torch.device | str = "cpu", cores: list[int] | None = None):
         self.device, self.cores = torch.device(device), cores
@@ -41,7 +41,7 @@ class Placement:
         self._stream = torch.cuda.Stream(self.device) if self.remote else None
 
     def enter(self) -> None:
-        """The calling thread becomes the lane's."""
+        """Make the calling thread the lane's."""
         if self.remote:
             torch.cuda.synchronize(self.device)  # weights and caches were made on another stream
             torch.cuda.set_device(self.device)
@@ -53,7 +53,7 @@ class Placement:
         return torch.cuda.stream(self._stream) if self.remote else nullcontext()
 
     def put(self, *tensors: torch.Tensor | None) -> tuple:
-        """Host tensors as they are on the CPU, else copies on the device, by one transfer."""
+        """Bring host tensors to the device in one transfer; on the CPU they stay as they are."""
         if not self.remote:
             return tensors
         some = [t for t in tensors if t is not None]
@@ -72,7 +72,7 @@ class Placement:
         return Batch(*self.put(*(getattr(batch, f.name) for f in fields(Batch)))) if self.remote else batch
 
     def get(self, *tensors: torch.Tensor) -> tuple:
-        """On the host, when all that was queued before is done."""
+        """Bring tensors to the host, once everything queued before is done."""
         if not self.remote:
             return tensors
         found = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True) for t in tensors]
@@ -80,22 +80,25 @@ class Placement:
         return tuple(found)
 
     def take(self, rows: torch.Tensor, index: list[int]) -> torch.Tensor:
-        """Some rows of a tensor of the device, there."""
+        """Some rows of a tensor on the device, as a tensor on the device."""
         return rows[self.put(array(index))] if self.remote else self.pick(rows, index)
 
     def pick(self, rows: torch.Tensor, index) -> torch.Tensor:
-        """Some rows of a tensor of the device, on the host. There by numpy: torch wakes threads of its own for a few
-        rows, which then spin on the lanes' cores for milliseconds."""
+        """Some rows of a tensor on the device, as a tensor on the host.
+
+        On the CPU numpy picks them: for a few rows torch wakes threads of its own, which then spin on the lanes' cores
+        for milliseconds.
+        """
         return self.get(rows[index])[0] if self.remote else torch.from_numpy(rows.numpy()[index])
 
 
 def array(values, dtype=np.int64) -> torch.Tensor:
-    """A tensor of a few numbers: by numpy in a third of the time that torch.tensor takes."""
+    """A tensor of a few numbers; numpy makes it in a third of the time that torch.tensor takes."""
     return torch.from_numpy(np.array(values, dtype))
 
 
 def placement_of(model, cores: list[int] | None = None) -> Placement:
-    """Where a lane computes with a model; one that tells no device is on the CPU."""
+    """Where a lane computes with a model; a model that names no device is on the CPU."""
     return Placement(getattr(model, "device", "cpu"), cores)
 
 

@@ -1,15 +1,15 @@
-"""What followed the same one or two tokens earlier in a text: where the target refuses the draft's first choice, it
-often takes that (prompt lookup; Saxena, 2023).
+"""What followed the same one or two tokens earlier in a text (prompt lookup; Saxena, 2023).
 
-Two tokens are enough for one more candidate, and can be looked up below any node of a tree; ngram.py proposes whole
-continuations, of the longest suffix, behind the text only.
+Where the target refuses the draft's first choice, it often takes this. Two tokens of context are enough for one more
+candidate, and can be looked up below any node of a tree. ngram.py proposes whole continuations of the longest suffix,
+behind the text only.
 """
 
 KEPT = 3  # tokens remembered behind each context, newest first
 
 
 class ContextLookup:
-    """Of one text, given piece by piece."""
+    """Bigram and unigram lookup in one text, which comes piece by piece."""
 
     def __init__(self):
         self.size = 0
@@ -28,7 +28,8 @@ class ContextLookup:
             self.size += 1
 
     def after(self, path: list[int] = ()) -> list[tuple[int, int]]:
-        """(token, length of the context that it followed) behind the text and a path, longest context first."""
+        """Pairs of a token and the length of the context that it followed before, for what comes behind the text and a
+        path; longest context first."""
         last = (*self.last, *path)[-2:]
         found: dict[int, int] = {}
         for context in (last, last[-1:]):

@@ -1,4 +1,4 @@
-"""Proposals of a draft model: one batched tree-attention pass a level, over all trees of all sequences."""
+"""Passes of a draft model: one batched tree-attention pass over nodes of all trees of all sequences."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -19,15 +19,15 @@ from .draft_sampling import Candidates
 
 
 class DraftRows(NamedTuple):
-    """Rows of one sequence in a pass."""
+    """The rows of one sequence in a pass."""
 
     slot: int
-    prefix: int  # KV indices below it are seen by every row
+    prefix: int  # every row sees the KV indices below it
     tokens: list[int]
     at: list[int]  # KV index of each row
     positions: list[int]
-    bits: list[int] | None  # slots seen behind the prefix; None: causal
-    outputs: list[int]  # rows that want logits
+    bits: list[int] | None  # by row: the KV indices behind the prefix that it sees, as bits; None: causal
+    outputs: list[int]  # rows that have logits
 
 
 def output_rows(rows: Sequence[DraftRows]) -> list[int]:
@@ -37,8 +37,10 @@ def output_rows(rows: Sequence[DraftRows]) -> list[int]:
 
 
 class DraftRunner:
-    """A draft, its paged cache and passes over it. Each slot holds one sequence of at most max_len tokens, and behind
-    them the nodes of its trees."""
+    """A draft, its paged cache and passes over it.
+
+    Each slot holds one sequence of at most max_len tokens, and behind them at most `nodes` nodes of its trees.
+    """
 
     def __init__(
         self, draft: Draft, *, max_batch: int, max_len: int, nodes: int, page_size: int = 16, placement: Placement = CPU
@@ -49,12 +51,12 @@ class DraftRunner:
         self.kv = draft.new_kv_cache(max_batch * pages, page_size)
         self.page_table = np.arange(max_batch * pages, dtype=np.int32).reshape(max_batch, pages)
         self.room = pages * page_size  # indices of a slot, which lie side by side
-        self.own = (draft.config.num_layers,) if draft.feature_layers else ()
+        self.own = (draft.config.num_layers,) if draft.feature_layers else ()  # its hidden states that enter again
         self.passes = self.rows = 0  # so far
-        self.seconds, self.timed = 0.0, 0  # of passes of a few rows, and how many
+        self.seconds, self.timed = 0.0, 0  # passes of at most 64 rows: their time and their number
 
     def forward(self, rows: list[DraftRows], hidden: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits of the outputs and features of all rows."""
+        """Run a pass. Returns the logits of the outputs and the features of all rows."""
         offsets = list(accumulate((len(r.tokens) for r in rows), initial=0))
         slots, mask = [r.slot for r in rows], None
         if any(r.bits is not None for r in rows):
@@ -79,7 +81,7 @@ class DraftRunner:
         return out
 
     def candidates(self, sampler, logits, sequences, positions, width: int) -> Candidates:
-        """The Candidates of a sampler for logits."""
+        """The candidates that a sampler (CoupledSampler or RejectionSampler) finds in logits."""
         return sampler.candidates(logits, sequences, positions, width, self.draft.ids, self.placement)
 
     def process(self, logits: torch.Tensor, nodes: list[tuple]) -> torch.Tensor:
@@ -87,9 +89,9 @@ class DraftRunner:
         return process_draft_logits(logits, nodes, self.draft.ids, self.draft.config.vocab_size)
 
     def hidden(self, features: torch.Tensor, begin: int, end: int) -> torch.Tensor | None:
-        """What enters with tokens begin to end - 1: each the feature of the token before, 0 for the first of all.
+        """What enters with tokens begin to end - 1: the feature of the token before each, 0 for the first of all.
 
-        features: of the target, by token.
+        features: the target's, by token.
         """
         if not self.own:
             return None
@@ -97,7 +99,7 @@ class DraftRunner:
         return fused if begin else torch.cat([fused.new_zeros(1, fused.shape[1]), fused])
 
     def move(self, pairs: list[tuple[int, int, int]]) -> None:
-        """KV of (slot, index from, index to), as if all at once; pairs that stay are skipped."""
+        """Move KV, (slot, from index, to index) each, as if all at once."""
         slots = [[slot * self.room + i for i in (old, new)] for slot, old, new in pairs if old != new]
         if not slots:
             return

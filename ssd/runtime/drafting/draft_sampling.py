@@ -1,4 +1,4 @@
-"""The tokens that a draft proposes for the children of a node, and how they were chosen."""
+"""How a draft chooses the tokens that it proposes."""
 
 from math import exp
 from typing import NamedTuple
@@ -11,20 +11,20 @@ from ssd.kernels import Kind
 
 from ..devices.placement import CPU, Placement, array
 
-RANKED = 4  # candidates that a confidence is measured among
+RANKED = 4  # candidates among which confidence is measured
 
 
 class Candidates(NamedTuple):
-    """For n rows of a draft, lists of `width` each."""
+    """What n rows of a draft propose, a list for each row."""
 
-    tokens: list[list[int]]  # to propose, best first; -1: none
-    confidence: list[list[float]]
-    bonus: list[list[int]]  # likeliest to be drawn where none of the children is accepted, best first
-    q: torch.Tensor | None  # float32 [n, vocab of the draft], what sampled tokens were drawn from
+    tokens: list[list[int]]  # to propose as children, best first; -1: none
+    confidence: list[list[float]]  # in each of them
+    bonus: list[list[int]]  # likely to be drawn where none of the children is accepted, best first
+    q: torch.Tensor | None  # float32 [n, vocab of the draft] from which tokens were sampled; None unless they were
 
 
 def parameters(sequences, positions):
-    """temperature, top_k, top_p, min_p, seeds and positions, one row for each sequence given."""
+    """temperature, top_k, top_p, min_p, seeds and positions as tensors [n], one entry for each sequence given."""
     params = [s.params for s in sequences]
     return (
         array([p.temperature for p in params], np.float32),
@@ -37,20 +37,24 @@ def parameters(sequences, positions):
 
 
 def softmax(scores: list[list[float]]) -> list[list[float]]:
-    """Of each row: of a few numbers, the fastest way."""
+    """Softmax of each row; plain Python beats numpy at this size."""
     rows = [[exp(x - top) for x in row] for row, top in zip(scores, map(max, scores), strict=True)]
     return [[x / total for x in row] for row, total in zip(rows, map(sum, rows), strict=True)]
 
 
 class CoupledSampler:
-    """The best under the target's own noise (Daliri, Musco, Suresh, arXiv 2408.07978): any tree of them is exact."""
+    """Takes the best tokens under the target's own noise (Daliri, Musco, Suresh, arXiv 2408.07978). Any tree of them is
+    exact."""
 
     def kind(self, params) -> Kind:
         return Kind.COUPLED
 
     def candidates(self, logits, sequences, positions, width: int, ids, placement: Placement = CPU) -> Candidates:
-        """positions: of the token guessed; ids: the target's id of each output of the draft, or None; place: of logits
-        and ids."""
+        """Candidates of each row of logits, `width` at least.
+
+        positions: of the tokens that are guessed; ids: the target's id of each output of the draft, None where they are
+        the same; placement: where logits and ids are.
+        """
         f = min(max(width, RANKED), logits.shape[1])
         arguments = placement.put(*parameters(sequences, positions))
         tokens, scores = placement.get(*kernels.top_f(logits, *arguments, f, target_ids=ids))
@@ -59,11 +63,12 @@ class CoupledSampler:
 
 
 class RejectionSampler:
-    """Samples without replacement from the draft's own distribution, for rejection sampling; at temperature 0 the
-    best. saguaro: scale of its greatest probabilities before (Kumar, Dao, May, arXiv 2603.03251), which are then what
-    is likeliest left to the target.
+    """Samples without replacement from the draft's own distribution, for rejection sampling; takes the best tokens at
+    temperature 0.
 
-    The shape of a tree must not depend on what was drawn: no token is left out for what it is.
+    saguaro: scales the draft's greatest probabilities before (Kumar, Dao, May, arXiv 2603.03251), so that they are what
+    is most likely left to the target. The shape of a tree must not depend on what was drawn: no token is left out for
+    what it is.
     """
 
     def __init__(self, saguaro: float = 1.0):
@@ -73,7 +78,7 @@ class RejectionSampler:
         return Kind.SAMPLED if params.temperature > 0 else Kind.DETERMINISTIC
 
     def candidates(self, logits, sequences, positions, width: int, ids, placement: Placement = CPU) -> Candidates:
-        """As CoupledSampler.candidates."""
+        """Candidates of each row of logits; arguments as for CoupledSampler.candidates."""
         (logits,) = placement.get(logits)
         ids = None if ids is None else ids.cpu()
         values = parameters(sequences, positions)

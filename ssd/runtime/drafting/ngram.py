@@ -1,5 +1,7 @@
-"""Proposals without a draft model: what followed the longest suffix of the text where it stood before
-(prompt lookup; Saxena, 2023; with a suffix automaton: Hu et al., arXiv 2411.10666)."""
+"""Proposals without a draft model: what followed the longest suffix of the text where the text had it before.
+
+Prompt lookup: Saxena, 2023; with a suffix automaton: Hu et al., arXiv 2411.10666.
+"""
 
 import numpy as np
 import torch
@@ -25,11 +27,11 @@ class Text:
 
 
 class NgramProposer:
-    """Trees out of a sequence's own text; costs no pass of a model."""
+    """Proposes trees out of a sequence's own text, which costs no pass of a model."""
 
     layers: tuple[int, ...] = ()  # features of the target that it reads
     steps = 0
-    ids = runner = None
+    runner = None
 
     def __init__(self):
         self.texts: dict[object, Text] = {}
@@ -42,11 +44,10 @@ class NgramProposer:
         length, found = self._text(sequence).follow(sequence, [], width, limit)
         tree, keep = Tree(), thresholds[0]
         tree.kind = Kind.DETERMINISTIC
-        grade = 2 * max(length - 1, 0).bit_length()  # what a longer suffix says is more often right
         for rank, tokens in enumerate(found):
             node, score = -1, 1.0
             for depth, token in enumerate(tokens):
-                where = (min(grade + (depth > 0), 15), min(rank, 1) if depth == 0 else 0)
+                where = policy.calibration.suffix(length, rank, depth)
                 score *= policy.calibration.chance(where)
                 if score < keep or len(tree) == policy.nodes:
                     break
@@ -54,7 +55,7 @@ class NgramProposer:
         return tree
 
     def after(self, sequence, new: list[int], limit: int) -> Tree:
-        """A chain of at most limit tokens behind a sequence and tokens that it is about to get."""
+        """A chain of at most `limit` tokens behind a sequence and the tokens that it is about to get."""
         _, found = self._text(sequence).follow(sequence, new, 1, limit)
         tree = Tree(found[0] if found else ())
         tree.kind = Kind.DETERMINISTIC

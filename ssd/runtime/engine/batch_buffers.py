@@ -1,4 +1,4 @@
-"""The tensors of a pass, filled in place: a step costs a few numpy writes a sequence and no allocation."""
+"""The tensors of a pass, filled in place: a step costs a few numpy writes per sequence and no allocation."""
 
 from typing import NamedTuple
 
@@ -12,16 +12,19 @@ from .tree import Tree, words
 
 
 class Verification(NamedTuple):
-    """What `verify_*` takes beside logits and sampling arguments, for the n sequences that sample."""
+    """What the verify operators take beside logits and sampling arguments, for the n sequences that sample."""
 
-    row_offsets: torch.Tensor  # int32 [n + 1], of the logits
+    row_offsets: torch.Tensor  # int32 [n + 1]: rows of the logits
     tokens: torch.Tensor  # int32 [n, N]
     parents: torch.Tensor  # int8 [n, N]
 
 
 class BatchBuffers:
-    """Memory for passes of at most max_rows rows of max_batch sequences with max_pages pages of page_size each, and
-    speculations of at most `nodes` tokens."""
+    """Memory for passes of at most max_rows rows.
+
+    A pass holds at most max_batch sequences of max_pages pages of page_size tokens, with speculations of at most
+    `nodes` tokens.
+    """
 
     def __init__(self, max_batch: int, max_rows: int, max_pages: int, page_size: int, nodes: int = 0):
         def buffer(dtype, *shape):
@@ -49,11 +52,11 @@ class BatchBuffers:
         self._shape, self._views = None, None
 
     def fill(self, plan: Plan, trees: list[Tree | None] | None = None) -> tuple[Batch, tuple, Verification]:
-        """The batch; the arguments of `sample` after the logits: temperature, top_k, top_p, min_p, seeds and
-        positions [n], one for each sequence that samples, in the order of the plan, and False, no logprobs; and what a
-        verification of the trees (one or None for each sequence of the plan) takes.
+        """Fill the tensors of a pass. Returns views, valid until the next fill:
 
-        All are views of this buffer: valid until the next fill.
+        the batch; the arguments of `sample` behind the logits, which are temperature, top_k, top_p, min_p, seeds and
+        positions [n] of the sequences that sample, in the order of the plan, and False, for no logprobs; and what a
+        verification takes. trees: one or None for each sequence of the plan.
         """
         row, logit, sampling, branching = 0, 0, 0, False
         for i, work in enumerate(plan):
@@ -95,7 +98,7 @@ class BatchBuffers:
         return self._views
 
     def _fill_mask(self, plan, trees) -> None:
-        """Only for passes without prompts, where each sequence has one row and its nodes."""
+        """Fill the mask of a pass that holds no prompt: each sequence has one row and its nodes."""
         row = 0
         for (_, count), tree in zip(plan, trees, strict=True):
             if count != 1:

@@ -10,8 +10,10 @@ from ..devices.placement import CPU
 
 
 class Features:
-    """Beside each slot of the target's KV cache the residual stream of its token after `layers`: who shares a page
-    shares them too. rows: float32 [slots, len(layers) H], None before the first pass."""
+    """The residual stream after `layers` beside each slot of the target's KV cache: who shares a page shares it too.
+
+    rows: float32 [slots, len(layers) H], None before the first pass.
+    """
 
     def __init__(self, layers: tuple[int, ...], slots: int):
         self.layers, self.slots = layers, slots
@@ -28,13 +30,13 @@ class Features:
             self.rows.numpy()[slots] = CPU.pick(round.features, picked).numpy()
 
     def of(self, sequence, layers: tuple[int, ...]) -> "FeaturesOf":
-        """Those of one sequence after some of the layers, by token."""
+        """The features of one sequence after some of the layers, by token."""
         return FeaturesOf(self, sequence, layers)
 
 
 @dataclass(frozen=True)
 class FeaturesOf:
-    """Its slices are float32 [tokens, len(layers) H]."""
+    """The features of one sequence; a slice of it is float32 [tokens, len(layers) H]."""
 
     features: Features
     sequence: object
@@ -46,7 +48,7 @@ class FeaturesOf:
 
 
 def columns(features: torch.Tensor, layers: tuple[int, ...], wanted: tuple[int, ...]) -> torch.Tensor:
-    """Of features after `layers` those after the wanted ones."""
+    """The columns of features after `layers` that belong to the wanted layers."""
     if wanted == layers:
         return features
     width = features.shape[1] // len(layers)

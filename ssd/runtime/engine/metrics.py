@@ -9,8 +9,8 @@ class Metrics:
     """Sums over passes, times in seconds.
 
     A pass in which every row decodes is a decode pass; one that holds rows of a prompt counts as prefill, with the
-    decoding rows that it carries. A pass lasts from planning to the text of its tokens; the engine's own share is
-    what drafting, the forward and the sampling operator leave.
+    decoding rows that it carries. A pass lasts from planning to the text of its tokens. The engine's own share of it is
+    what drafting, forward pass and verification leave.
     """
 
     prefill_passes: int = 0

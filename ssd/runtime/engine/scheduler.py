@@ -10,14 +10,14 @@ from .sequence import Sequence
 
 
 class Work(NamedTuple):
-    """The next count rows of a sequence, from index num_cached on."""
+    """The next `count` rows of a sequence, from index num_cached on."""
 
     sequence: Sequence
     count: int
 
     @property
     def samples(self) -> bool:
-        """Whether the last row is the newest known token, so that its logits give the next one."""
+        """Whether the last row is the newest known token, so that its logits give the next token."""
         return self.sequence.num_cached + self.count == self.sequence.num_tokens
 
 
@@ -35,16 +35,18 @@ class Plan(list[Work]):
 
 
 class Scheduler:
-    """Continuous batching: requests enter in order of arrival as places and pages allow, and leave at any pass.
+    """Continuous batching: requests enter in order of arrival, as room in the batch and pages allow, and leave at any
+    pass.
 
     A pass holds one row for each decoding request and up to prefill_chunk rows of prompts, the earliest request first.
-    Pages are taken as tokens come, with room for `nodes` speculated ones. Where none is left, the latest arrival gives
-    up its own and waits, at the head of the queue and with every token that it has, to compute their KV again.
+    Requests take pages as tokens come, with room for `nodes` speculated tokens. Where no page is left, the latest
+    arrival gives up its pages, goes to the head of the queue with every token that it has, and computes their KV again
+    when it is admitted.
 
-    prefix_caching: a page whose block is full, confirmed and computed is named by what it holds (Sequence.digest), and
-    whoever has the same tokens from the beginning on shares it. A request whose next block another computes in this
-    pass leaves it to that one. preempted, reused: of the newest plan, the requests that lost their pages, and the
-    prompt tokens that were found.
+    prefix_caching: a page whose block is full, confirmed and computed is named by its content (Sequence.digest), and
+    every request with the same tokens from the beginning on shares it. A request leaves its next block to another one
+    that computes the same block in this pass. preempted: the requests that lost their pages in the newest plan;
+    reused: the prompt tokens that the newest plan found in the cache.
     """
 
     def __init__(
@@ -96,7 +98,7 @@ class Scheduler:
             self.allocator.name(sequence.pages[block], digest)
 
     def remove(self, sequence: Sequence) -> None:
-        """Take a request out, finished or not, and give its pages back. One that is out already stays out."""
+        """Take a request out, finished or not, and give its pages back. One that is out already is no error."""
         if sequence in self.running:
             self.running.remove(sequence)
             self.allocator.free(sequence.drop_pages())
@@ -104,8 +106,8 @@ class Scheduler:
             self.waiting.remove(sequence)
 
     def _admit(self) -> None:
-        """In order of arrival: a small request behind a large one waits with it. One page is left to each that runs,
-        or the newcomer would soon be the one to go."""
+        """Admit requests in order of arrival: a small one behind a large one waits with it. One page is left to each
+        request that runs, or the newcomer would soon lose its pages again."""
         while self.waiting and len(self.running) < self.max_batch:
             sequence = self.waiting[0]
             found = self._found(sequence)
@@ -117,8 +119,8 @@ class Scheduler:
             self._grow(sequence)
 
     def _grow(self, sequence: Sequence) -> None:
-        """Pages for the tokens that it knows and what may be speculated behind them, from the latest arrivals if none
-        is left; it may be the latest itself."""
+        """Take pages for the known tokens and what may be speculated behind them. Where none is left, they come from
+        the latest arrivals, of which the sequence itself may be one."""
         while sequence in self.running and self._missing(sequence) > self.allocator.num_free:
             latest = self.running.pop()
             self.allocator.free(latest.drop_pages())
@@ -134,19 +136,19 @@ class Scheduler:
     # ---- what others have computed ----
 
     def _filled(self, sequence: Sequence, begin: int, end: int) -> Iterator[bytes]:
-        """Digests of the blocks that tokens begin to end - 1 fill."""
+        """The digests of the blocks that tokens begin to end - 1 fill."""
         if self.prefix_caching:
             for block in range(begin // self.page_size, end // self.page_size):
                 yield sequence.digest(block, self.page_size)
 
     def _wanted(self, sequence: Sequence, blocks: int) -> Iterator[bytes]:
-        """Digests of so many blocks to be computed next; the last token is always computed, for its logits."""
+        """The digests of so many blocks to be computed next. The last token is always computed, for its logits."""
         begin = sequence.num_cached
         end = min(begin + blocks * self.page_size, sequence.num_tokens - 1)
         return self._filled(sequence, begin, end if begin % self.page_size == 0 else begin)
 
     def _found(self, sequence: Sequence) -> list[int]:
-        """Pages that hold what comes next."""
+        """The pages that hold what comes next."""
         pages = []
         for digest in self._wanted(sequence, len(sequence.tokens)):
             page = self.allocator.find(digest)
@@ -156,7 +158,7 @@ class Scheduler:
         return pages
 
     def _take(self, sequence: Sequence, found: list[int]) -> None:
-        """Share them, in place of pages that it has for the same tokens."""
+        """Share found pages, in place of those that the sequence has for the same tokens."""
         if not found:
             return
         at, n = sequence.num_cached // self.page_size, len(found)

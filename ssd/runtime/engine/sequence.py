@@ -13,10 +13,10 @@ from ..sampling.text_stream import TextStream
 
 @dataclass(eq=False)
 class Sequence:
-    """Tokens, pages and progress. tokens[:num_tokens] are known; the KV of the first num_cached stands in the pages.
+    """Tokens, pages and progress. tokens[:num_tokens] are known; the pages hold the KV of the first num_cached.
 
     The pass that brings num_cached to num_tokens samples the next token. So a decoding sequence has one known token
-    (the root) whose KV is not stored yet, and one that lost its pages starts again from num_cached = 0.
+    (the root) whose KV is not stored yet, and a sequence that lost its pages starts again from num_cached = 0.
     """
 
     params: SamplingParams
@@ -29,13 +29,13 @@ class Sequence:
     pages: list[int] = field(default_factory=list)
     page_row: np.ndarray | None = None  # int32 [pages]
     slots: np.ndarray | None = None  # int64 [pages * page_size]: physical slot of each index
-    digests: list[bytes] = field(default_factory=list)  # of the first blocks, as far as somebody asked
+    digests: list[bytes] = field(default_factory=list)  # of the first blocks, as far as anybody asked
     preempted: bool = False  # at least once
     pieces: list[str] = field(default_factory=list)  # text released by each sampled token
     logits_processors: list = field(default_factory=list)  # what changes its logits, see logits_processors.py
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[dict[int, float]] = field(default_factory=list)
-    origins: list[str] = field(default_factory=list)  # of each sampled token: "bonus", or that of its Tree
+    origins: list[str] = field(default_factory=list)  # by sampled token: "bonus", or the origin of its Tree
     finish_reason: str | None = None
     index: int = 0  # which of the samples of its prompt
 
@@ -60,7 +60,7 @@ class Sequence:
 
     @property
     def decoding(self) -> bool:
-        """Whether only the root is left to compute: the next pass gives this request a token for one row."""
+        """Whether only the root is left to compute, so that the next pass gives a token for one row."""
         return bool(self.pieces) and self.num_tokens - self.num_cached == 1
 
     def take_pages(self, pages: list[int], page_size: int) -> None:
@@ -69,12 +69,12 @@ class Sequence:
         self.slots = (self.page_row[:, None].astype(np.int64) * page_size + np.arange(page_size)).ravel()
 
     def drop_pages(self) -> list[int]:
-        """The pages that it had; their KV is to be computed again."""
+        """Give up the pages, which are returned; their KV is to be computed again."""
         pages, self.pages, self.num_cached = self.pages, [], 0
         return pages
 
     def digest(self, block: int, page_size: int) -> bytes:
-        """128 bits that name what a block holds: its page_size tokens, all known, behind those of all blocks before."""
+        """128 bits that name a block by its page_size tokens, all of them known, and those of all blocks before."""
         while len(self.digests) <= block:
             begin = len(self.digests) * page_size
             before = self.digests[-1] if self.digests else b""
@@ -83,7 +83,7 @@ class Sequence:
         return self.digests[block]
 
     def append(self, token: int, logprobs: Logprobs | None, eos_ids: frozenset[int], origin: str = "bonus") -> None:
-        """One more token with the text that it releases, and the end of the request where this token is the last."""
+        """Add a token with the text that it releases, and end the request where this token is the last."""
         self.tokens[self.num_tokens] = token
         self.num_tokens += 1
         if self.params.logprobs:

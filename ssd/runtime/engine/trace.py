@@ -8,14 +8,14 @@ LANES = {"verify": 1, "draft": 2}
 
 
 class Trace:
-    """Spans and instants of both lanes, microseconds from the first call on. Each lane writes from its own thread."""
+    """Spans and instants of both lanes, in microseconds from the start. Each lane writes from its own thread."""
 
     def __init__(self):
         self.start = perf_counter()
         self.events: list[dict] = []
 
     def span(self, lane: str, name: str, begin: float, end: float, **args) -> None:
-        """begin, end: of perf_counter, in seconds."""
+        """Add a span; begin and end are seconds of perf_counter."""
         self.events.append(
             {"ph": "X", "pid": 1, "tid": LANES[lane], "name": name, "ts": 1e6 * (begin - self.start)}
             | {"dur": 1e6 * (end - begin), "args": args}

@@ -23,8 +23,8 @@ class Tree:
         self.depth: list[int] = []
         self.bits: list[int] = []
         self.score: list[float] = []
-        self.rank: list[tuple[int, int]] = []  # (bin of confidence, row of the policy's Calibration)
-        self.q: dict[int, object] = {}  # by node: what its children were sampled from, float32 [vocab of the draft]
+        self.rank: list[tuple[int, int]] = []  # (bin, row) of the policy's Calibration
+        self.q: dict[int, object] = {}  # by node: float32 [vocab of the draft] from which its children were sampled
         for i, token in enumerate(tokens):
             self.add(token, i - 1 if parents is None else parents[i])
 
@@ -32,7 +32,7 @@ class Tree:
         return len(self.tokens)
 
     def add(self, token: int, parent: int, score: float = 1.0, rank: tuple[int, int] = (0, 0)) -> int:
-        """One more node. Returns its number."""
+        """Add a node. Returns its number."""
         node = len(self.tokens)
         self.tokens.append(token)
         self.parents.append(parent)
@@ -43,7 +43,7 @@ class Tree:
         return node
 
     def nodes(self, node: int) -> list[int]:
-        """Nodes from below the root down to a node, which is among them."""
+        """The nodes from below the root down to a node, which is the last of them."""
         found = []
         while node >= 0:
             found.append(node)
@@ -51,7 +51,7 @@ class Tree:
         return found[::-1]
 
     def path(self, node: int) -> list[int]:
-        """Their tokens."""
+        """The tokens from below the root down to a node."""
         return [self.tokens[n] for n in self.nodes(node)]
 
     def cut(self, count: int) -> None:
@@ -65,6 +65,6 @@ class Tree:
 
 
 def words(bits: list[int], count: int) -> np.ndarray:
-    """Mask words int64 [len(bits), count]."""
+    """Mask words int64 [len(bits), count] of rows of bits."""
     whole = [[b >> 64 * w & 0xFFFFFFFFFFFFFFFF for w in range(count)] for b in bits]
     return np.array(whole, np.uint64).reshape(len(bits), count).view(np.int64)

@@ -3,18 +3,22 @@
 import itertools
 import operator
 
-LEAST = 3.0  # outcomes prepared for, however short the time
-FIRST, SHORTEST = 4, 2  # tokens of a branch to begin with, and at least
-USEFUL = 0.1  # chance of being accepted that makes one more token worth a row of the target
+LEAST = 3.0  # outcomes that are prepared for, however short the time
+FIRST = 4  # tokens of a branch to begin with
+SHORTEST = 2  # tokens of a branch at least
+USEFUL = 0.1  # chance of acceptance from which one more token is worth a row of the target
 
 
 class BranchBudget:
-    """budget: outcomes at most. depth: tokens of a branch, or where it adapts, at most so many."""
+    """How many outcomes a draft lane prepares for, and how long branches are.
+
+    budget: outcomes at most. depth: tokens of a branch; where it adapts, at most so many.
+    """
 
     def __init__(self, budget: int, depth: int, adapts: bool):
         self.budget, self.most, self.adapts = budget, depth, adapts
-        self.share = float(budget)  # of the budget, that can be prepared in time
-        self.reach = float(min(depth, FIRST) if adapts else depth)  # of the depth
+        self.share = float(budget)  # outcomes that can be prepared in time
+        self.reach = float(min(depth, FIRST) if adapts else depth)  # tokens of a branch
 
     @property
     def outcomes(self) -> int:
@@ -25,9 +29,11 @@ class BranchBudget:
         return int(self.reach)
 
     def tick(self, in_time: bool, accept: list[float]) -> None:
-        """After a round whose branches stood in time, or did not: more or fewer outcomes; and once all are prepared
-        for, or hardly any, longer or shorter branches, as far as the text makes them useful. accept: by depth, chance
-        that a token is accepted after those before it."""
+        """Adapt after a round whose branches were ready in time, or were not.
+
+        First the number of outcomes moves. Once it is at its end, branches get longer or shorter, as far as the text
+        makes them useful. accept: by depth, the chance that a token is accepted after those before it.
+        """
         if in_time and self.share < self.budget:
             self.share = min(self.share + 0.5, self.budget)
         elif not in_time and self.share > LEAST:

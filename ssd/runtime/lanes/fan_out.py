@@ -1,5 +1,7 @@
-"""Which bonus tokens a draft prepares for: the budget of branches shared out among the nodes of a speculation
-(Kumar, Dao, May, arXiv 2603.03251, theorem 12; then by what was measured)."""
+"""Which bonus tokens a draft prepares for: the budget of branches is shared out among the nodes of a speculation.
+
+It starts with theorem 12 of Kumar, Dao, May, arXiv 2603.03251, and follows what was measured.
+"""
 
 import json
 from contextlib import suppress
@@ -9,11 +11,11 @@ DEPTHS = 16
 
 
 class FanOut:
-    """Chance that the outcome is (node at depth d, its bonus candidate of rank r), learnt from every outcome.
+    """The chance that the outcome is (node at depth d, its bonus candidate of rank r), learnt from every outcome.
 
-    stop[d]: the walk ends at depth d, given that it came so far (all of it at the end of a branch); hit[d][r]: the
-    bonus token is then the candidate of rank r. Two tables: of speculations that came from the cache, and of others.
-    each: as many candidates for every node, whatever was learnt.
+    Two tables, for speculations that came from the cache and for others. accept[d]: the chance that the walk goes on
+    below depth d once it came so far; hit[d][r]: the chance that the bonus token is the candidate of rank r where it
+    ends there. each: so many candidates for every node, whatever was learnt.
     """
 
     def __init__(self, each: int | None = None, acceptance: float = 0.6, power: float = 1.0, rate: float = 0.03):
@@ -26,7 +28,7 @@ class FanOut:
 
     @classmethod
     def read(cls, paths, each: int | None = None) -> "FanOut":
-        """With the tables of the first file that holds some; a file that cannot be read counts for nothing."""
+        """A FanOut with the tables of the first file that holds some; a file that cannot be read is passed over."""
         fan_out = cls(each)
         for path in paths:
             try:
@@ -41,47 +43,48 @@ class FanOut:
         return fan_out
 
     def write(self, path) -> None:
-        """Keep the tables for later runs; without a place for them they are lost, and nothing else."""
+        """Keep the tables for later runs. Where they cannot be written they are lost, and nothing else is."""
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps({"tables": self.tables}))
 
     def chances(self, hit: bool, depths: list[int], parents: list[int]) -> list[float]:
-        """For the root and each node of a tree: the chance that the walk ends there."""
+        """The chance that the walk ends there, for the root and each node of a tree."""
         accept = self.tables[hit]["accept"]
         children: dict[int, int] = {}
         for parent in parents:
             children[parent] = children.get(parent, 0) + 1
-        arrive, out = [1.0], []
-        for node, parent in enumerate(parents):  # siblings share the chance of their parent's acceptance
-            d = min(depths[node] - 1, DEPTHS - 1)
-            first = parents.index(parent) == node
-            share = 1.0 if children[parent] == 1 else 0.75 if first else 0.25 / (children[parent] - 1)
-            arrive.append(arrive[parent + 1] * accept[d] * share)
-        for node in range(-1, len(parents)):
-            below = sum(arrive[i + 1] for i, parent in enumerate(parents) if parent == node)
-            out.append(max(arrive[node + 1] - below, 0.0))
-        return out
+        arrive = [1.0]  # of the root and of each node: the chance that the walk comes there
+        below = [0.0] * (len(parents) + 1)  # the same, summed over the children
+        for node, parent in enumerate(parents):  # siblings share the chance that one of them is accepted
+            siblings, first = children[parent] - 1, parents.index(parent) == node
+            share = 1.0 if not siblings else 0.75 if first else 0.25 / siblings
+            arrive.append(arrive[parent + 1] * accept[min(depths[node] - 1, DEPTHS - 1)] * share)
+            below[parent + 1] += arrive[-1]
+        return [max(a - b, 0.0) for a, b in zip(arrive, below, strict=True)]
 
     def allocate(self, hit: bool, depths: list[int], parents: list[int], budget: int) -> list[int]:
-        """Candidates of the root and of each node, `budget` in all: the greatest chances first."""
+        """How many candidates the root and each node get, `budget` in all: the greatest chances first."""
         if self.each:
             return [self.each] * (len(parents) + 1)
         ends = self.chances(hit, depths, parents)
         table = self.tables[hit]["hit"]
         gains = [
-            (end * table[0 if node == 0 else min(depths[node - 1], DEPTHS)][rank], -node, -rank)
-            for node, end in enumerate(ends)
-            for rank in range(RANKS)
+            (end * chance, place)
+            for place, (end, depth) in enumerate(zip(ends, [0, *depths], strict=True))
+            for chance in table[min(depth, DEPTHS)]
         ]
-        out = [0] * len(ends)
-        for _, node, _ in sorted(gains, reverse=True)[:budget]:
-            out[-node] += 1
-        return out
+        counts = [0] * len(ends)
+        for _, place in sorted(gains, key=lambda gain: -gain[0])[:budget]:
+            counts[place] += 1
+        return counts
 
     def update(self, hit: bool, depth: int, leaf: bool, rank: int | None) -> None:
-        """An outcome: the walk ended at that depth, at the end of a branch or not; rank of the bonus token among the
-        candidates of the node, None where it was not among them."""
+        """Learn from an outcome: the walk ended at that depth.
+
+        leaf: at the end of a branch; rank: of the bonus token among the candidates of the node, None where it was not
+        among them.
+        """
         table, rate = self.tables[hit], self.rate
         for d in range(min(depth, DEPTHS)):
             table["accept"][d] += rate * (1 - table["accept"][d])

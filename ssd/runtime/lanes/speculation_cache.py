@@ -36,7 +36,8 @@ class Outcome(NamedTuple):
 
 
 class Matched(NamedTuple):
-    """What match_swap found: the next speculations. Buffers of the cache, until its next match_swap of as many rows."""
+    """What match_swap found: the next speculations. The tensors are buffers of the cache, valid until its next
+    match_swap of as many rows."""
 
     branch: torch.Tensor  # int32 [B], -1: a miss
     taken: torch.Tensor  # int32 [B], nodes that stood, 0 on a miss
@@ -46,15 +47,15 @@ class Matched(NamedTuple):
 
 
 class SpeculationCache:
-    """Preallocated for `slots` sequences, `branches` predicted outcomes each, `nodes` tokens a branch.
+    """Room for `slots` sequences, `branches` predicted outcomes each and `nodes` tokens a branch, allocated once.
 
     vocab: token ids are below it; log: confirmed tokens of a sequence at most; fan_out: candidate ids kept for a
     node; feature_bytes: bytes of one feature row (hidden size times item size, a multiple of 8; 0: none);
     feature_window: newest positions whose features are kept (default: log); q_width: draft probabilities kept for
     a node (0: none). Raises ValueError or TypeError that names the argument, here and in every method.
 
-    Views on the block, the draft lane's to write before it publishes: candidates int32 [2, S, C, N, F],
-    q float32 [2, S, C, N, q_width]; and keys, tokens, parents, depth_ready, ready, active to look at.
+    Views on the block that the draft lane writes before it publishes: candidates int32 [2, S, C, N, F] and q float32
+    [2, S, C, N, q_width]. Views to look at: keys, tokens, parents, depth_ready, ready, active.
     """
 
     def __init__(

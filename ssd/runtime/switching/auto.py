@@ -1,4 +1,4 @@
-"""The mode that picks the others: predicts what each would give, runs the best, and changes its mind between rounds."""
+"""Mode auto: predicts what each of the other modes would give, runs the best, and may change between rounds."""
 
 from ..devices.threads import bind
 from ..engine.scheduler import Plan
@@ -8,15 +8,16 @@ from .cost_model import Costs
 from .switch import Switch
 
 EVERY = 24  # rounds between two decisions
-MARGIN = 1.08  # by which another mode must be better
-HIT_RATE = 0.5  # before one was measured
-UNTRIED = 0.85  # of what the mode in use gives of its prediction, for one that has not run yet
+MARGIN = 1.08  # by which the prediction of another mode must be better
+HIT_RATE = 0.5  # assumed before one was measured
+UNTRIED = 0.85  # correction of a mode that has not run yet, relative to that of the mode in use
 
 
 class AutoMode(Switch):
-    """Two parts: "sd" (which decodes plainly where speculation does not pay) and "ssd". cores: of the calling thread
-    in each. Acceptance is learnt in both, the hit rate in "ssd"; a mode's prediction is corrected by what it gave when
-    it ran.
+    """Two parts: "sd", which decodes plainly where speculation does not pay, and "ssd".
+
+    Acceptance is learnt in both, the hit rate in "ssd". A mode's prediction is corrected by what the mode gave when it
+    ran. cores: those of the calling thread in each mode.
     """
 
     def __init__(self, sd, ssd, costs: Costs, cores: dict[str, list[int] | None], *, depth: int, branches: int):
@@ -50,7 +51,7 @@ class AutoMode(Switch):
                     self.acceptance.add(0.0)
 
     def predictions(self) -> dict[str, float]:
-        """Tokens a second and sequence of each mode."""
+        """Predicted tokens per second and sequence of each mode."""
         a, sequences = min(self.acceptance.get(0.5), 0.99), self.sequences
         p = self.parts["ssd"].counts.hit_rate
         p = HIT_RATE if p is None else p

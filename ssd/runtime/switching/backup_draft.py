@@ -10,10 +10,16 @@ from .switch import Switch
 
 
 class BackupDraft(Switch):
-    """Two draft lanes, of a draft and of a larger one, which is tried where the first brings little and kept while it
-    gives more tokens a second; it goes back when it does not, and tries again much later."""
+    """Two draft lanes, one with a draft and one with a larger draft.
 
-    WINDOW, LITTLE, MARGIN, REST = 48, 1.6, 1.05, 512
+    The larger one is tried where the first brings little, and kept while it gives more tokens per second. Where it does
+    not, the first comes back, and the larger one is tried again much later.
+    """
+
+    WINDOW = 48  # rounds between two decisions
+    LITTLE = 1.6  # accepted length below which the larger draft is tried
+    MARGIN = 1.05  # by which the larger draft must be faster to be kept
+    REST = 512  # rounds before it is tried again
 
     def __init__(self, draft, backup):
         super().__init__({"draft": draft, "backup": backup}, "draft")

@@ -7,8 +7,10 @@ LONGEST_CHAIN = 8  # tokens of a branch that the formulas try
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of a pass by its rows. together: target and draft on all cores, one after the other; apart: the target
-    on its cores while the draft works on its own, and the draft there."""
+    """Seconds of a pass by its rows.
+
+    together: target and draft take turns on all cores. apart: each works on cores of its own, at the same time.
+    """
 
     target_together: dict[int, float]
     draft_together: dict[int, float]
@@ -16,7 +18,7 @@ class Costs:
     draft_apart: dict[int, float]
 
     def sd(self, acceptance: float, sequences: int = 1) -> float:
-        """Tokens a second of a sequence by synchronous speculation, at the best length of a chain, none included."""
+        """Tokens per second and sequence of synchronous speculation at the best length of a chain, 0 included."""
         t, d = self.target_together, self.draft_together
         return max(
             expected(acceptance, k) / (at(t, sequences * (k + 1)) + k * at(d, sequences))
@@ -24,8 +26,8 @@ class Costs:
         )
 
     def ssd(self, acceptance: float, hit_rate: float, depth: int, branches: int, sequences: int = 1) -> float:
-        """The same with two lanes (arXiv 2603.03251, theorem 7) at the best length up to depth: a miss is drafted again
-        while the target waits."""
+        """Tokens per second and sequence of two lanes (arXiv 2603.03251, theorem 7) at the best length up to depth.
+        After a miss the target waits while the draft drafts again."""
         t, d = self.target_apart, self.draft_apart
 
         def speed(k: int) -> float:
@@ -37,12 +39,12 @@ class Costs:
 
 
 def expected(acceptance: float, k: int) -> float:
-    """Tokens of a round with a chain of k, each accepted with that chance after those before it."""
+    """Expected tokens of a round with a chain of k; acceptance: the chance of each after those before it."""
     return sum(acceptance**i for i in range(k + 1))
 
 
 def at(times: dict[int, float], rows: int) -> float:
-    """Linear between the rows that were measured, and beyond them."""
+    """Seconds of a pass of so many rows, linear between the numbers of rows that were measured and beyond them."""
     known = sorted(times)
     i = next((i for i in range(1, len(known) - 1) if rows <= known[i]), len(known) - 1)
     a, b = known[i - 1], known[i]

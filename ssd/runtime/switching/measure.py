@@ -1,4 +1,4 @@
-"""What a pass of target and draft costs on the cores at hand, measured once, and the speed that follows from it."""
+"""What a pass of target and draft costs on the cores at hand, measured once and kept in the cache folder."""
 
 import json
 import logging
@@ -28,7 +28,7 @@ CHANGED = 1.4  # times as long or as short: then all is measured again
 
 
 def prefix_of(model) -> int:
-    """PREFIX, or what the model's context has room for."""
+    """Tokens before the timed rows: PREFIX, or as many as the model's context has room for."""
     return max(0, min(PREFIX, len(model.cos) - max(ROWS)))
 
 
@@ -81,8 +81,11 @@ def seconds_of(work, placement) -> float:
 
 
 def times(run, repeats: int, of, before=lambda rows: None, each: int = 1) -> dict[int, float]:
-    """Seconds of run(rows) for each of ROWS: what `of` makes of `repeats` means, each of them over `each` runs in a row
-    that follow before(rows)."""
+    """Seconds of run(rows) for each of ROWS.
+
+    before(rows) is called, then follow `each` runs, whose mean counts. This is repeated, and `of` (min, say) of the
+    means is taken.
+    """
 
     def once(rows: int) -> float:
         before(rows)
@@ -92,10 +95,12 @@ def times(run, repeats: int, of, before=lambda rows: None, each: int = 1) -> dic
 
 
 def measure(target, draft, together, verify, drafting, repeats: int = REPEATS, of=min) -> Costs:
-    """Times both models on the cores of each arrangement (as bind takes them; None for a model on a GPU); the calling
-    thread is bound to `together` afterwards. Where they take turns, each finds its weights out of the caches, as when
-    it decodes: a verification comes behind a step, and a few steps behind a verification; plain passes follow one
-    another. of: what stands for repeated passes, by default the least, since whatever else runs only adds."""
+    """Time both models on the cores of each arrangement (as bind takes them; None for a model on a GPU).
+
+    Where they take turns, each finds its weights out of the caches, as in decoding: a verification follows a step, a
+    few steps follow a verification, and plain passes follow one another. of: makes one number of repeated passes; the
+    least by default, since whatever else runs only adds. The calling thread is bound to `together` afterwards.
+    """
     target, draft = TargetTimer(target), DraftTimer(draft)
     bind(together)
     for _ in range(Policy.SETTLE):
@@ -123,7 +128,7 @@ def measure(target, draft, together, verify, drafting, repeats: int = REPEATS, o
 
 
 def still_holds(costs: Costs, target, together) -> bool:
-    """Whether a pass still takes about as long: what was measured in a busy hour would mislead every later run."""
+    """Whether a pass still takes about as long. What was measured in a busy hour would mislead every later run."""
     bind(together)
     passes = TargetTimer(target)
     ratio = min(passes.run(1) for _ in range(4)) / costs.target_together[1]
@@ -131,7 +136,10 @@ def still_holds(costs: Costs, target, together) -> bool:
 
 
 def costs_of(target, draft, together, verify, drafting, folder: Path | None) -> Costs:
-    """Read from the folder, or measured and written there; a file that cannot be read or written costs time only."""
+    """The costs that the folder keeps, or else measured and written there.
+
+    A file that cannot be read or written costs time only.
+    """
     cores = (together, verify, drafting, *(str(m.device) for m in (target, draft) if m.device.type != "cpu"))
     path = folder and cache_file(folder, "costs", machine(), cores, pair_key(target, draft), draft.dtype)
     if path and path.is_file():

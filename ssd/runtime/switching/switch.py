@@ -8,7 +8,7 @@ from ..engine.speculator import Proposal, Round, Speculator
 
 
 class Switch:
-    """Hands every round to one of its parts, by name. The target's features are asked for once, for all of them."""
+    """Hands every round to one of its parts, by name. The engine keeps the target's features for all of them."""
 
     def __init__(self, parts: dict[str, Speculator], first: str):
         self.parts, self.mode = parts, first

@@ -72,9 +72,9 @@ class ModelProposer:
                 if q is not None:
                     trees[i].q[parent] = q[row]
                     keep = -1.0
-                echoed = self.states[sequences[i]].lookup.after(trees[i].path(parent)) if mixed and q is None else []
+                seen = self.states[sequences[i]].lookup.after(trees[i].path(parent)) if mixed and q is None else []
                 above = trees[i].score[parent] if parent >= 0 else 1.0
-                for chance, token, where in policy.calibration.rank(ids[row], confidence[row], wide, echoed):
+                for chance, token, where in policy.calibration.rank(ids[row], confidence[row], wide, seen):
                     score = above * chance
                     if score < keep or len(trees[i]) == policy.nodes or level > limits[i]:
                         break

@@ -5,17 +5,20 @@ from .calibration import Calibration
 
 
 class Policy:
-    """depth: longest branch; width: children of a node at most; nodes: tokens of a tree at most; adaptive: stop where
-    a token costs more than it is expected to bring, else branches always have `depth` tokens and only the root has
-    `width` children.
+    """How long and how wide trees are.
+
+    depth: tokens of a branch at most; width: children of a node at most; nodes: tokens of a tree at most; adaptive:
+    stop where a token costs more than it is expected to bring; otherwise branches always have `depth` tokens and only
+    the root has `width` children.
 
     Times are in units of a plain decoding step of the same batch. A token of a tree costs a row of the verification,
-    one that has children a row of the draft too; it is worth its chance of acceptance times the time that a token
-    costs at present.
+    and one that has children a row of the draft too. It is worth its chance of acceptance times what a token costs at
+    present.
     """
 
-    SETTLE, RUN = 4, 8  # plain steps in a row that time one, and the first of them that do not: they are slower
-    REST = ((1.5, 256), (1.25, 96), (0.0, 32))  # rounds of speculation before the next such run, from a speed on
+    RUN = 8  # plain steps in a row that time a plain step
+    SETTLE = 4  # the first ones of them, which are slower and do not count
+    REST = ((1.5, 256), (1.25, 96), (0.0, 32))  # (speed, rounds of speculation before the next run from that speed on)
     SURE = 3  # runs before which the shortest rest is taken
 
     def __init__(self, depth: int = 5, width: int = 1, nodes: int = 7, adaptive: bool = True):
@@ -28,7 +31,7 @@ class Policy:
     # ---- costs ----
 
     def verified(self, rows: int, speculated: int, seconds: float) -> None:
-        """A pass of so many decoding sequences with so many nodes took that long."""
+        """Learn from a pass of so many decoding sequences with so many speculated nodes."""
         if not speculated:
             self.run += 1
             if self.run > self.SETTLE:
@@ -47,7 +50,7 @@ class Policy:
             self.per_draft_step.add(seconds / steps)
 
     def costs(self, sequences: int) -> tuple[float, float]:
-        """(row of a verification, draft step) in plain steps, by the tokens that a plain step gives."""
+        """The cost of a row of the verification, and of a draft step, in plain steps per token that these give."""
         plain = self.plain.get(1.0)
         known = self.plain.value is not None
         row = self.per_row.get(0.1 * plain) / plain if known else 0.1
@@ -57,7 +60,7 @@ class Policy:
     # ---- decisions ----
 
     def wants_plain(self, speed: float) -> bool:
-        """Whether this round should be plain decoding, to time it; speed: what speculation gave lately."""
+        """Whether this round should decode plainly, to time that; speed: what speculation gave lately."""
         rest = next(rest for least, rest in self.REST if speed >= least and self.runs >= self.SURE or not least)
         return self.adaptive and (self.plain.value is None or self.since_plain >= rest)
 
@@ -70,11 +73,14 @@ class Policy:
 
 
 class Trials:
-    """When what did not pay is tried again: after so many rounds in which sequences went without, twice as many after
-    every trial that did not pay either. One count for all sequences: a trial costs most in a new one, whose text the
-    draft has not read."""
+    """When speculation that did not pay is tried again.
 
-    FIRST, MOST = 12, 96
+    The first time after FIRST rounds without it, then after twice as many each time, up to MOST. All sequences share
+    one count: a trial costs most in a new sequence, whose text the draft has not read.
+    """
+
+    FIRST = 12  # rounds
+    MOST = 96
 
     def __init__(self):
         self.skipped, self.patience = 0, self.FIRST
@@ -87,14 +93,14 @@ class Trials:
         return True
 
     def paid(self) -> None:
-        """The last one did."""
+        """Start anew: the last trial paid."""
         self.skipped, self.patience = 0, self.FIRST
 
 
 class Record:
-    """What speculation brought one sequence lately; it starts at what it brought to those before."""
+    """What speculation brought one sequence lately. It starts at what speculation brought to others before."""
 
-    PAYS = 1.02  # speed from which on it does
+    PAYS = 1.02  # speed from which on speculation pays
 
     def __init__(self, before: "Record | None" = None, rate: float = 0.06):
         emitted, cost = (before.emitted.value, before.cost.value) if before else (1.5, 1.15)

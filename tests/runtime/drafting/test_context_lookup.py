@@ -39,7 +39,7 @@ def test_children_of_a_node_in_order_of_their_chance():
     agreed = c.rank([7, 8, 9], [0.6, 0.3, 0.1], 2, [(7, 2), (5, 1)])
     assert [(t, row) for _, t, (_, row) in agreed] == [(7, c.AGREED), (8, c.LATER)]
     other = c.rank([7, 8, -1], [0.1, 0.05, 0.0], 3, [(5, 2)])
-    assert [(t, row) for _, t, (_, row) in other] == [(5, c.ECHOED), (7, c.FIRST), (8, c.LATER)]
+    assert [(t, row) for _, t, (_, row) in other] == [(5, c.LONG), (7, c.FIRST), (8, c.LATER)]
     where = other[0][2]
     for _ in range(100):
         c.update(where, False)
