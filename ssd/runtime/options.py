@@ -31,7 +31,8 @@ class SpeculationOptions:
     # branches below the root (1); where length and shape adapt, children of a node at most (3, on a GPU 1)
     tree_width: int | None = None
     draft_dtype: str | None = None  # of the draft's weights; None: int8. No token depends on it
-    verify: str = "coupled"  # "coupled" (the tokens of plain decoding) or "rejection" (others, equally distributed)
+    # "coupled" (tokens of plain decoding) or "rejection" (the published rule: others of the same distribution)
+    verify: str = "coupled"
     saguaro: float = 1.0  # scale of the draft's likeliest probabilities in [0, 1], for rejection; 1 leaves them alone
     branches: int | None = None  # outcomes that ssd prepares for in a round (24), shared out by what was hit before
     fan_out: int | None = None  # bonus tokens below every node, in place of branches
