@@ -1,7 +1,7 @@
 """LLM: the public face of the engine. Prompts in, text out."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields
 
 import torch
@@ -13,14 +13,15 @@ from .devices.placement import device_of, placement_of
 from .devices.threads import bind
 from .engine.engine import Engine
 from .engine.metrics import Metrics
-from .engine.sequence import Sequence
 from .engine.trace import Trace
 from .factory import load_drafts, make_speculator, verify_cores
 from .options import EngineOptions, SpeculationOptions
-from .output import Chunk, Output
+from .output import Output
 from .requests import Prompt, Requests, is_one
 from .sampling.grammar import Grammars
 from .sampling.sampling_params import SamplingParams
+from .stream import Stream, logprobs_of
+from .turns import Turns
 
 
 class LLM:
@@ -66,7 +67,7 @@ class LLM:
         )  # fmt: skip
         self.grammars = Grammars(tokenizer, self.engine.eos_ids, model.config.vocab_size)
         self.requests = Requests(tokenizer, self.grammars, model.config.vocab_size, self.max_model_len, options)
-        self._lock = threading.Lock()
+        self._turns = Turns(self.engine.cancel)
         self._bound = threading.local()
 
     def close(self) -> None:
@@ -124,7 +125,8 @@ class LLM:
 
         prompts: a text (continued as it stands), token ids, the messages of a chat ({"role", "content"}, through the
         chat template), or a list of these. params: for all, or one for each. on_finish(i, output) is called as
-        answer i is done. Nothing runs before every prompt has been checked; on an exception all are cancelled.
+        answer i is done. Nothing runs before every prompt has been checked; on an exception all are cancelled. An
+        answer that fails alone ends with finish_reason "error"; where all fail, ValueError is raised.
         """
         if is_one(prompts):
             prompts = [prompts]
@@ -139,49 +141,31 @@ class LLM:
         outputs = [None] * len(sequences)
         left = list(enumerate(sequences))
         try:
-            with self._lock:
+            with self._turns.turn():
                 for sequence in sequences:
                     self.engine.add(sequence)
             while left:
-                with self._lock:
+                with self._turns.turn():
                     self._pass()
                 done = [(i, s) for i, s in left if s.finish_reason]
                 if done:
                     left = [(i, s) for i, s in left if not s.finish_reason]
                 for i, s in done:
-                    logprobs, top = _logprobs(s)
-                    text, index = "".join(s.pieces), s.index
-                    outputs[i] = Output(given[i], text, s.token_ids, s.finish_reason, logprobs, top, index)
+                    logprobs, top = logprobs_of(s)
+                    text = "".join(s.pieces)
+                    outputs[i] = Output(given[i], text, s.token_ids, s.finish_reason, logprobs, top, s.index, s.error)
                     if on_finish:
                         on_finish(i, outputs[i])
         finally:
-            self._cancel(s for _, s in left)
+            self._turns.cancel(s for _, s in left)
+        if outputs and all(output.error for output in outputs):
+            raise ValueError(outputs[0].error)
         return outputs
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
-        """The answer to one prompt, piece by piece, its samples side by side. Closing the iterator cancels them."""
-        return self._stream(self.requests.sequences(self.encode(prompt), self.check(params)))
-
-    def _stream(self, sequences: list[Sequence]) -> Iterator[Chunk]:
-        seen = dict.fromkeys(range(len(sequences)), 0)  # tokens told, of the samples that go on
-        try:
-            with self._lock:
-                for sequence in sequences:
-                    self.engine.add(sequence)
-            while seen:
-                with self._lock:
-                    if all(len(sequences[i].pieces) == told for i, told in seen.items()):
-                        self._pass()
-                    chunks = [_chunk(sequences[i], told) for i, told in seen.items()]
-                for chunk in chunks:
-                    if chunk.finish_reason:
-                        del seen[chunk.index]
-                    else:
-                        seen[chunk.index] += len(chunk.token_ids)
-                    if chunk.token_ids:
-                        yield chunk
-        finally:
-            self._cancel(sequences)
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
+        """The answer to one prompt, piece by piece, its samples side by side. Closing the stream cancels them."""
+        sequences = self.requests.sequences(self.encode(prompt), self.check(params))
+        return Stream(self._turns, self.engine.add, self._pass, sequences)
 
     def _pass(self) -> None:
         """Run one pass, in the thread that holds the lock."""
@@ -189,11 +173,6 @@ class LLM:
             self.engine.placement.enter()
             self._bound.done = True
         self.engine.step()
-
-    def _cancel(self, sequences) -> None:
-        with self._lock:
-            for sequence in sequences:
-                self.engine.cancel(sequence)
 
     def check(self, params: SamplingParams | None) -> SamplingParams:
         """Requests.check for this model."""
@@ -209,19 +188,3 @@ def split(options: dict) -> tuple[EngineOptions, SpeculationOptions]:
     ours = {field.name for field in fields(SpeculationOptions)}
     speculation = SpeculationOptions(**{name: value for name, value in options.items() if name in ours})
     return EngineOptions(**{name: value for name, value in options.items() if name not in ours}), speculation
-
-
-def _chunk(s: Sequence, told: int) -> Chunk:
-    """The chunk that follows `told` tokens."""
-    new = slice(told, len(s.pieces))
-    logprobs, top = _logprobs(s, new)
-    text, ids, pieces = "".join(s.pieces[new]), s.token_ids[new], s.pieces[new]
-    return Chunk(text, ids, logprobs, s.finish_reason, s.origins[new], pieces, top, s.index)
-
-
-def _logprobs(s: Sequence, part: slice = slice(None)) -> tuple[list | None, list | None]:
-    """The log-probabilities of part of a sequence's tokens, and of the likeliest ones, where asked for."""
-    return (
-        s.logprobs[part] if s.params.logprobs else None,
-        s.top_logprobs[part] if s.params.top_logprobs else None,
-    )

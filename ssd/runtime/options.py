@@ -21,8 +21,8 @@ MAX_ROWS = 512  # nodes of a draft's forest
 class SpeculationOptions:
     """How tokens are made. Raises ValueError or TypeError naming the field."""
 
-    # "ar" (plain decoding), "sd" (a draft proposes, then the target verifies), "ssd" (the draft prepares what comes next
-    # while the target verifies) or "auto" (whichever is predicted to be fastest, round by round)
+    # "ar" (plain decoding), "sd" (a draft proposes, then the target verifies), "ssd" (the draft prepares what comes
+    # next while the target verifies) or "auto" (whichever is predicted to be fastest, round by round)
     mode: str = "ar"
     # a folder, the id of a model, or "ngram" (what followed the same words earlier in the text); None: the draft that
     # comes with the target

@@ -10,10 +10,11 @@ class Output:
     prompt: object  # as it was given
     text: str  # without special tokens, cut before a stop string
     token_ids: list[int]  # every sampled token, an end-of-sequence token and the tokens of a stop string included
-    finish_reason: str  # "stop" (end of sequence or a stop string) or "length" (max_tokens or the end of the context)
+    finish_reason: str  # "stop" (end of sequence or a stop string), "length" (max_tokens or end of context) or "error"
     logprobs: list[float] | None = None  # by token, where asked for
     top_logprobs: list[dict[int, float]] | None = None  # by token: the likeliest in its place, by id
     index: int = 0  # which of the samples of the prompt
+    error: str | None = None  # what ended an answer whose finish_reason is "error"
 
     @classmethod
     def joined(cls, prompt, chunks: list["Chunk"]) -> "Output":
@@ -24,7 +25,7 @@ class Output:
             return None if getattr(last, name) is None else [x for chunk in chunks for x in getattr(chunk, name)]
 
         text, values = "".join(chunk.text for chunk in chunks), (all_of("logprobs"), all_of("top_logprobs"))
-        return cls(prompt, text, all_of("token_ids"), last.finish_reason, *values, last.index)
+        return cls(prompt, text, all_of("token_ids"), last.finish_reason, *values, last.index, last.error)
 
 
 @dataclass(frozen=True)
@@ -39,3 +40,4 @@ class Chunk:
     pieces: list[str] | None = None  # of the text, by token
     top_logprobs: list[dict[int, float]] | None = None
     index: int = 0  # which of the samples of the prompt
+    error: str | None = None  # what ended the answer, in the last chunk of one whose finish_reason is "error"

@@ -16,7 +16,7 @@ from .features import Features
 from .metrics import Metrics
 from .scheduler import Plan, Scheduler
 from .sequence import Sequence
-from .speculator import NoSpeculation, Part, Proposal, Round, Speculator
+from .speculator import NoSpeculation, Part, Proposal, Round, Speculator, Stages
 from .verify import verification
 
 PLAIN = NoSpeculation()
@@ -59,39 +59,67 @@ class Engine:
         self.speculator.release(sequence)
 
     def step(self) -> list[Sequence]:
-        """Run one pass. Returns the sequences that got a token, those that it finished included."""
+        """Run one pass. Returns the sequences that got a token or failed, those that it finished included.
+
+        A ValueError about one sequence ends that one alone: the others are computed again, each in a pass of its own.
+        """
         begin = perf_counter()
         plan = self._plan()
         if not plan:
             return []
         with torch.inference_mode(), self.placement.stream():
             proposal = self.speculator.propose(plan)
-            prune_by_grammar(plan, proposal.trees)
-            proposed = perf_counter()
-            batch, sampling, checks = self._buffers.fill(plan, proposal.trees)
-            filled = perf_counter()
-            logits, features = self._forward(batch)
-            forwarded = perf_counter()
-            round = self._verify(plan, proposal, batch, logits, features, sampling, checks)
-            verified = perf_counter()
-            round.seconds = verified - proposed
-            if self.features.layers:
-                self.features.keep(round)
-            self.speculator.observe(round)
-            self._compact(round)
+            rounds, got = self._compute(plan, proposal)
+            for round in rounds:
+                got += self._finish(round, begin)
+                begin = perf_counter()
+        return got
+
+    def _compute(self, plan: Plan, proposal: Proposal) -> tuple[list[Round], list[Sequence]]:
+        """Forward and verify, in one round if nothing is wrong. Returns the rounds, and the sequences that failed."""
+        try:
+            return [self._round(plan, proposal)], []
+        except ValueError as e:
+            if len(plan) == 1:
+                (work,) = plan
+                work.sequence.fail(str(e))
+                self.cancel(work.sequence)
+                return [], [work.sequence]
+        alone = [
+            self._compute(Plan([work]), Proposal([tree], 0.0)) for work, tree in zip(plan, proposal.trees, strict=True)
+        ]
+        return [round for rounds, _ in alone for round in rounds], [s for _, failed in alone for s in failed]
+
+    def _round(self, plan: Plan, proposal: Proposal) -> Round:
+        """What the target makes of a proposal. Changes nothing that another call would not change again."""
+        began = perf_counter()
+        prune_by_grammar(plan, proposal.trees)
+        batch, sampling, checks = self._buffers.fill(plan, proposal.trees)
+        filled = perf_counter()
+        logits, features = self._forward(batch)
+        forwarded = perf_counter()
+        offsets = batch.row_offsets.tolist()
+        parts = [Part(*work, *rest) for work, *rest in zip(plan, proposal.trees, offsets, strict=False)]
+        verified = self._verify(plan, proposal.trees, parts, logits, sampling, checks)
+        stages = Stages(began, filled, forwarded, perf_counter())
+        return Round(plan, parts, verified, features, stages, proposal.seconds)
+
+    def _finish(self, round: Round, begin: float) -> list[Sequence]:
+        """Let the speculator observe a round, and give its sequences their tokens. begin: when the pass began."""
+        if self.features.layers:
+            self.features.keep(round)
+        self.speculator.observe(round)
+        self._compact(round)
         got, tokens = self._update(round)
-        end = perf_counter()
-        forward, verify = (filled, forwarded), (forwarded, verified)
+        end, stages = perf_counter(), round.stages
         if self.trace:
-            spans = {"propose": (begin, proposed), "forward": forward, "verify": verify, "update": (verified, end)}
-            name = "decode pass" if plan.decoding else "prefill pass"
-            self.trace.span("verify", name, begin, end, sequences=len(plan), tokens=tokens)
-            for stage, times in spans.items():
-                self.trace.span("verify", stage, *times)
-        self.metrics.add(
-            round, tokens, seconds=end - begin, forward=forwarded - filled, verify=verified - forwarded,
-            speculative=self.rule != "plain",
-        )  # fmt: skip
+            name = "decode pass" if round.plan.decoding else "prefill pass"
+            self.trace.span("verify", name, begin, end, sequences=len(round), tokens=tokens)
+            self.trace.span("verify", "propose", begin, stages.began)
+            self.trace.span("verify", "forward", stages.filled, stages.forwarded)
+            self.trace.span("verify", "verify", stages.forwarded, stages.verified)
+            self.trace.span("verify", "update", stages.verified, end)
+        self.metrics.add(round, tokens, end - begin, speculative=self.rule != "plain")
         return got
 
     def _plan(self) -> Plan:
@@ -111,17 +139,15 @@ class Engine:
             return logits, *self.placement.get(features)
         return self.model.forward(batch, self.kv), None
 
-    def _verify(self, plan, proposal: Proposal, batch, logits, features, sampling, checks) -> Round:
-        """The round that the target's logits make of a proposal."""
-        trees = proposal.trees
-        parts = [Part(*work, *rest) for work, *rest in zip(plan, trees, batch.row_offsets.tolist(), strict=False)]
+    def _verify(self, plan, trees, parts: list[Part], logits, sampling, checks) -> Verified | None:
+        """Verify the trees of the sequences that sample, None where none does, and tell their parts."""
         sampled = [part for part, work in zip(parts, plan, strict=True) if work.samples]
-        verified = None
-        if sampled:
-            raw = process_logits(plan, trees, logits, checks.row_offsets)
-            verified = self.verify(plan, trees, logits, checks, sampling, self.placement)
-            self._read(sampled, verified, raw, checks.row_offsets.tolist())
-        return Round(plan, parts, verified, features, 0.0, proposal.seconds)
+        if not sampled:
+            return None
+        raw = process_logits(plan, trees, logits, checks.row_offsets)
+        verified = self.verify(plan, trees, logits, checks, sampling, self.placement)
+        self._read(sampled, verified, raw, checks.row_offsets.tolist())
+        return verified
 
     def _read(self, sampled: list[Part], verified: Verified, raw: torch.Tensor, first_logits: list[int]) -> None:
         """Give each part its accepted nodes, its tokens and, where asked for, their log-probabilities."""

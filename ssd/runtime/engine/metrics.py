@@ -30,8 +30,9 @@ class Metrics:
     origins: dict[str, list[int]] = field(default_factory=dict)  # rounds and tokens by where the speculation came from
     shapes: dict[tuple[int, int], int] = field(default_factory=dict)  # rounds by (tokens, accepted ones) of a tree
 
-    def add(self, round, tokens: int, *, seconds: float, forward: float, verify: float, speculative: bool) -> None:
-        """Count a Round that emitted so many tokens. speculative: tell its trees apart by origin and shape."""
+    def add(self, round, tokens: int, seconds: float, speculative: bool) -> None:
+        """Count a Round that emitted so many tokens in a pass of so many seconds. speculative: tell its trees apart by
+        origin and shape."""
         if round.plan.prefill_rows:
             self.prefill_passes += 1
             self.prefill_tokens += round.plan.prefill_rows
@@ -41,8 +42,9 @@ class Metrics:
         self.decode_tokens += tokens
         self.decode_seconds += seconds
         self.decode_draft_seconds += round.draft_seconds
-        self.decode_forward_seconds += forward
-        self.decode_sample_seconds += verify
+        stages = round.stages
+        self.decode_forward_seconds += stages.forwarded - stages.filled
+        self.decode_sample_seconds += stages.verified - stages.forwarded
         self.rounds += len(round) if speculative else tokens
         for tree, path in ((part.tree, part.path) for part in round if speculative):
             count = self.origins.setdefault(tree.origin if tree else "none", [0, 0])

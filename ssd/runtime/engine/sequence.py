@@ -36,7 +36,8 @@ class Sequence:
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[dict[int, float]] = field(default_factory=list)
     origins: list[str] = field(default_factory=list)  # by sampled token: "bonus", or the origin of its Tree
-    finish_reason: str | None = None
+    finish_reason: str | None = None  # "stop", "length" or "error"
+    error: str | None = None  # what ended it, in one sentence
     index: int = 0  # which of the samples of its prompt
 
     @classmethod
@@ -81,6 +82,10 @@ class Sequence:
             tokens = self.tokens[begin : begin + page_size].tobytes()
             self.digests.append(blake2b(before + tokens, digest_size=16).digest())
         return self.digests[block]
+
+    def fail(self, error: str) -> None:
+        """End the request: no pass can be made for it."""
+        self.finish_reason, self.error = "error", error
 
     def append(self, token: int, logprobs: Logprobs | None, eos_ids: frozenset[int], origin: str = "bonus") -> None:
         """Add a token with the text that it releases, and end the request where this token is the last."""

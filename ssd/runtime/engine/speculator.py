@@ -42,16 +42,30 @@ class Part:
         return range(self.first_row, self.first_row + self.count + len(self.tree or ()))
 
 
+class Stages(NamedTuple):
+    """When the stages of a round ended, in seconds of perf_counter."""
+
+    began: float  # the proposal was made
+    filled: float  # the batch was filled
+    forwarded: float
+    verified: float
+
+
 @dataclass
 class Round:
     """One verification: what was proposed, and what the target made of it, before the sequences move on."""
 
     plan: Plan
     parts: list[Part]
-    verified: Verified  # in host memory, a row for each part that sampled
+    verified: Verified | None  # in host memory, a row for each part that sampled; None where none did
     features: torch.Tensor | None  # float32 [rows, layers * hidden size] of the target, where somebody reads them
-    seconds: float  # of the forward pass and its verification
+    stages: Stages
     draft_seconds: float  # of the proposal
+
+    @property
+    def seconds(self) -> float:
+        """What the batch, its forward pass and its verification took."""
+        return self.stages.verified - self.stages.began
 
     def __iter__(self) -> Iterator[Part]:
         return iter(self.parts)

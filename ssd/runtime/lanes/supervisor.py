@@ -1,5 +1,6 @@
-"""Keeps a draft lane: starts it, lets it sleep, sees that it fails or hangs, replaces it, and in the end gives up."""
+"""Supervision of a draft lane, which is started, sleeps, and is replaced when it fails or hangs."""
 
+import atexit
 import logging
 import weakref
 from collections.abc import Callable
@@ -13,18 +14,35 @@ STALLED = 0.8  # seconds without a sign of life
 FAILURES = 3  # then decoding goes on without a draft lane
 
 
+running: weakref.WeakSet[DraftLane] = weakref.WeakSet()  # lanes with a thread
+
+
 def end(lane: DraftLane) -> None:
-    """Stop a draft lane and wait for it; a thread that still runs when the interpreter ends would end it badly."""
+    """Stop a draft lane and wait for it."""
     lane.stop()
     if lane.is_alive():
         lane.join(1.0)
 
 
-class LaneSupervisor:
-    """start: makes a cache and a draft lane for it, not started yet. lockstep: the lane gets no thread, but turns.
+@atexit.register
+def end_all() -> None:
+    """End every lane: a thread that still runs when the interpreter ends would end it badly."""
+    for lane in list(running):
+        end(lane)
 
-    A lane that hangs keeps its cache, since it may wake: its successor gets another. lane and cache are None once all
-    is given up.
+
+def let_go(lane: DraftLane) -> None:
+    """Tell a lane that nobody holds any more to end at its next look. A finaliser takes no lock and waits for nobody:
+    the collector may run it in any thread, the lane's own included."""
+    lane.stopping = True
+
+
+class LaneSupervisor:
+    """Starts a draft lane, watches it and replaces it.
+
+    start: makes a cache and a draft lane for it, which is not started yet. lockstep: the lane has no thread but takes
+    turns. A lane that hangs keeps its cache, since it may wake; its successor gets another. lane and cache are None once too
+    many lanes failed.
     """
 
     def __init__(self, start: Callable[[], tuple[SpeculationCache, DraftLane]], lockstep: bool):
@@ -38,7 +56,9 @@ class LaneSupervisor:
         self.cache, self.lane = self.start()
         self.lane.trace = self.trace
         if not self.lockstep:
-            self._at_end = weakref.finalize(self, end, self.lane)
+            self._let_go = weakref.finalize(self, let_go, self.lane)
+            self._let_go.atexit = False
+            running.add(self.lane)
             self.lane.start()
 
     def record(self, trace) -> None:
@@ -48,7 +68,7 @@ class LaneSupervisor:
             self.lane.trace = trace
 
     def fault(self, busy: bool) -> str | None:
-        """What is wrong with the lane, None where nothing is. busy: it has something to do."""
+        """What is wrong with the lane, None where nothing is. busy: whether it has something to do."""
         if self.lane is None:
             return None
         if self.lane.error:
@@ -61,7 +81,7 @@ class LaneSupervisor:
         """Leave the lane and its cache to themselves."""
         self.lane.stop()
         if not self.lockstep:
-            self._at_end.detach()  # what is given up is kept by nobody
+            self._let_go.detach()  # else the finaliser would keep the lane alive
         self.failures += 1
         self.lane = self.cache = None
         if self.failures < FAILURES:
@@ -70,7 +90,7 @@ class LaneSupervisor:
             log.warning("draft lane failed %d times (%s): decoding goes on without it", self.failures, reason)
 
     def replace(self) -> None:
-        """Another lane, unless too many failed."""
+        """Start another lane, unless too many failed."""
         if self.failures < FAILURES:
             self._launch()
 
@@ -88,7 +108,7 @@ class LaneSupervisor:
 
     def wake(self) -> None:
         if self.lane and not self.lane.awake.is_set():
-            if self.lane.asleep:  # one that hangs is not
+            if self.lane.asleep:  # a lane that hangs is not asleep
                 self.lane.beat = monotonic()
             self.lane.awake.set()
 
