@@ -41,8 +41,8 @@ class LaneSupervisor:
     """Starts a draft lane, watches it and replaces it.
 
     start: makes a cache and a draft lane for it, which is not started yet. lockstep: the lane has no thread but takes
-    turns. A lane that hangs keeps its cache, since it may wake; its successor gets another. lane and cache are None once too
-    many lanes failed.
+    turns. A lane that hangs keeps its cache, since it may wake; its successor gets another. lane and cache are None
+    once too many lanes failed.
     """
 
     def __init__(self, start: Callable[[], tuple[SpeculationCache, DraftLane]], lockstep: bool):
