@@ -15,7 +15,8 @@ ROOT = Path(__file__).parents[1]
 # not know each other.
 FLOORS = (
     ("llm",),
-    ("requests",),
+    ("requests", "stream"),
+    ("turns",),
     ("factory",),
     ("switching",),
     ("sync", "lanes"),

@@ -44,7 +44,7 @@ def test_a_stream_that_the_collector_closes_inside_a_pass_is_cancelled_and_decod
     collected = []
 
     def collects(*args):
-        collected.append(gc.collect(1))
+        collected.append(gc.collect() if len(collected) % 8 == 4 else 0)
         return forward(*args)
 
     tiny_target.forward = collects
