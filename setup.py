@@ -16,9 +16,10 @@ except ImportError:
 if not shutil.which(os.environ.get("CXX", "g++")):
     sys.exit("ssd needs a C++20 compiler: install g++ 12 or newer, or name one with the variable CXX")
 
-sources = ["csrc/ops.cpp", *sorted(glob.glob("csrc/cpu/*.cpp"))]
+sources = ["csrc/ops.cpp", *sorted(glob.glob("csrc/cpu/**/*.cpp", recursive=True))]
 flags = ["-std=c++20", "-O3", "-ffp-contract=off", "-fno-math-errno", "-g0", "-Wall", "-Wno-unknown-pragmas"]
-cuda = torch.version.cuda and CUDA_HOME and glob.glob("csrc/cuda/*.cu")
+cuda_sources = sorted(glob.glob("csrc/cuda/**/*.cu", recursive=True))
+cuda = torch.version.cuda and CUDA_HOME and cuda_sources
 os.environ.setdefault("TORCH_CUDA_ARCH_LIST", "8.0;9.0+PTX")  # older GPUs lack the instructions
 extension = CUDAExtension if cuda else CppExtension
 
@@ -26,7 +27,7 @@ setup(
     ext_modules=[
         extension(
             "ssd._C",
-            sources + (sorted(glob.glob("csrc/cuda/*.cu")) if cuda else []),
+            sources + (cuda_sources if cuda else []),
             include_dirs=[os.path.abspath("csrc/include"), os.path.abspath("csrc")],
             extra_compile_args={"cxx": flags, "nvcc": ["-std=c++20", "-O3"]} if cuda else flags,
         )

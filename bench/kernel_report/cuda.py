@@ -54,7 +54,7 @@ def span(t: str, d: int, wm: int) -> Kernel:
     shape = f"AttentionShape<{t}, {d}, {wm}>"
     return Kernel(
         f"tree_attention_span_kernel, {16 * wm} rows a tile",
-        "attention_dispatch.cuh",
+        "attention/dispatch.cuh",
         f"<{shape}>",
         rf"tree_attention_span_kernel\w*{t}ELi{d}ELi{wm}E",
         f"int({shape}::shared_bytes)",
@@ -68,7 +68,7 @@ def span(t: str, d: int, wm: int) -> Kernel:
 def merge(t: str, d: int) -> Kernel:
     symbol = rf"tree_attention_merge_kernel\w*{t}ELi{d}E"
     return Kernel(
-        "tree_attention_merge_kernel", "attention_dispatch.cuh", f"<{t}, {d}>", symbol, "0", DTYPES[t], d, "any"
+        "tree_attention_merge_kernel", "attention/dispatch.cuh", f"<{t}, {d}>", symbol, "0", DTYPES[t], d, "any"
     )
 
 

@@ -4,7 +4,7 @@
 // are chains of kChain, added in order, which keeps the error of fp32 at that of other libraries.
 // The operations of an element do not depend on RT, NP or the other rows.
 #pragma once
-#include "simd.h"
+#include "simd/simd.h"
 
 namespace ssd {
 namespace SSD_ISA {

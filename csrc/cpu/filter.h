@@ -1,7 +1,7 @@
 // One row of logits, scaled, and what top-k, top-p and min-p (in this order) leave of it.
 #pragma once
 #include "select.h"
-#include "simd_log.h"
+#include "simd/simd_log.h"
 
 namespace ssd {
 namespace SSD_ISA {

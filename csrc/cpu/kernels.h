@@ -6,7 +6,7 @@
 
 #include "pool.h"
 #include "ssd/packed.h"
-#include "types.h"
+#include "simd/types.h"
 
 namespace ssd {
 

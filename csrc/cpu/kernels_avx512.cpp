@@ -1,4 +1,4 @@
-#include "std.h"
+#include "simd/std.h"
 #if defined(__x86_64__)
 #pragma GCC target("avx2,fma,f16c,bmi,bmi2,lzcnt,popcnt,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // g++ 12 finds fault with its own intrinsics

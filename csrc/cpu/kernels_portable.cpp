@@ -1,3 +1,3 @@
-#include "std.h"
+#include "simd/std.h"
 #define SSD_ISA portable
 #include "kernels.inl"

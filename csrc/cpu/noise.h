@@ -1,6 +1,6 @@
 // Philox on sixteen lanes, and the exponential noise E(seed, position, id) of coupled sampling.
 #pragma once
-#include "simd_log.h"
+#include "simd/simd_log.h"
 #include "ssd/philox.h"
 
 namespace ssd {

@@ -1,7 +1,7 @@
 // RMSNorm: sixteen running sums of squares (lane = element mod 16), then the fixed tree.
 #pragma once
 #include "kernels.h"
-#include "simd.h"
+#include "simd/simd.h"
 
 namespace ssd {
 namespace SSD_ISA {

@@ -1,7 +1,7 @@
 // What the cores can do at best: bytes read a second, multiply-adds a second.
 #pragma once
 #include "kernels.h"
-#include "simd.h"
+#include "simd/simd.h"
 
 namespace ssd {
 namespace SSD_ISA {

@@ -5,7 +5,7 @@
 #pragma once
 #include "kernels.h"
 #include "norm.h"
-#include "simd.h"
+#include "simd/simd.h"
 
 namespace ssd {
 namespace SSD_ISA {

@@ -1,6 +1,6 @@
 // Sixteen keys of D elements, wherever they lie, to one panel [D][16] of fp32.
 #pragma once
-#include "simd.h"
+#include "simd/simd.h"
 
 namespace ssd {
 namespace SSD_ISA {

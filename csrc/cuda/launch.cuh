@@ -2,7 +2,7 @@
 #pragma once
 #include <cuda_runtime_api.h>
 
-#include "attention_dispatch.cuh"
+#include "attention/dispatch.cuh"
 #include "kv_copy.cuh"
 #include "verify_swap.cuh"
 

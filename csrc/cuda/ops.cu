@@ -5,7 +5,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/library.h>
 
-#include "../check.h"
+#include "check.h"
 #include "launch.cuh"
 
 namespace {

@@ -43,18 +43,18 @@ def extension():
 
 def test_sources_are_all_and_architectures_those_with_the_instructions(extension):
     assert {s for s in extension.sources if s.endswith(".cu")} == {
-        str(p.relative_to(ROOT)) for p in (ROOT / "csrc/cuda").glob("*.cu")
+        str(p.relative_to(ROOT)) for p in (ROOT / "csrc/cuda").rglob("*.cu")
     }
     archs = [flag for flag in extension.flags if flag.startswith("-gencode")]
     assert archs and all("_80" in flag or "_90" in flag for flag in archs)
 
 
 # test_cuda_compile compiles some of the attention's instances too, and torch's headers take minutes.
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("ops.cu", "attention_bf16.cu", "attention_fp16.cu")]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("ops.cu", "attention/bf16.cu", "attention/fp16.cu")]
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("source", ["cache.cu", *SLOW])
+@pytest.mark.parametrize("source", ["launch_round.cu", *SLOW])
 def test_a_source_compiles_with_the_flags_of_setup(extension, source, tmp_path):
     command = ["nvcc", *extension.flags, "-c", f"csrc/cuda/{source}", "-o", str(tmp_path / "object.o")]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

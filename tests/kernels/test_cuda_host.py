@@ -135,15 +135,19 @@ def test_a_row_that_sees_nothing_is_zero(host):
 
 
 EDITS = [  # in one build, where PLANTED(n) is true if a case asks for fault n
-    ("load.cuh", "bool there = at.x >= 0;", "bool there = at.x >= 0 || PLANTED(1);"),
-    ("load.cuh", "dst + key * S::LD + d, src", "dst + (key + PLANTED(2)) * S::LD + d, src"),
+    ("attention/load.cuh", "bool there = at.x >= 0;", "bool there = at.x >= 0 || PLANTED(1);"),
+    ("attention/load.cuh", "dst + key * S::LD + d, src", "dst + (key + PLANTED(2)) * S::LD + d, src"),
     (
-        "tree_attention.cuh",
+        "attention/tree_attention.cuh",
         "cp_async_wait<2>();  // V has landed\n    __syncthreads();",
         "if (!PLANTED(3)) cp_async_wait<2>();\n    if (!PLANTED(4)) __syncthreads();",
     ),
-    ("tree_attention.cuh", "< end[h] ?", "< end[h] + PLANTED(5) ?"),
-    ("tree_attention.cuh", "(WN > 1) {\n      __syncthreads();", "(WN > 1) {\n      if (!PLANTED(6)) __syncthreads();"),
+    ("attention/tree_attention.cuh", "< end[h] ?", "< end[h] + PLANTED(5) ?"),
+    (
+        "attention/tree_attention.cuh",
+        "(WN > 1) {\n      __syncthreads();",
+        "(WN > 1) {\n      if (!PLANTED(6)) __syncthreads();",
+    ),
 ]
 FAULTS = {
     "none": None,

@@ -1,6 +1,6 @@
 // Tree attention from a case; one translation unit for each dtype includes it.
 #pragma once
-#include "attention_dispatch.cuh"
+#include "attention/dispatch.cuh"
 #include "case.h"
 
 namespace cuda_host {

@@ -3,7 +3,7 @@
 
 #include "case.h"
 #include "kv_copy.cuh"
-#include "tile.cuh"
+#include "attention/tile.cuh"
 #include "verify_swap.cuh"
 
 void attention_bf16(cuda_host::Case&);

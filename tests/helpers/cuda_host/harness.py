@@ -13,6 +13,7 @@ import torch
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
+CUDA = ROOT / "csrc/cuda"
 FLAGS = "-std=c++20 -Og -g1 -ffp-contract=off -Wall -Wno-unknown-pragmas".split()
 FAULTS = "address,alignment,bounds,shift,signed-integer-overflow,integer-divide-by-zero"
 SANITIZE = [f"-fsanitize={FAULTS}", "-fno-sanitize-recover=all"]
@@ -20,7 +21,7 @@ SANITIZE = [f"-fsanitize={FAULTS}", "-fno-sanitize-recover=all"]
 
 def build(edits: list[tuple[str, str, str]] = (), defines: tuple[str, ...] = ()) -> Path:
     """The path of the harness. edits: (file under csrc/cuda, text, replacement), faults that are planted in a copy."""
-    kernels = {p.name: p.read_text() for p in sorted((ROOT / "csrc/cuda").glob("*.cuh"))}
+    kernels = {str(p.relative_to(CUDA)): p.read_text() for p in sorted(CUDA.rglob("*.cuh"))}
     for name, text, replacement in edits:
         if text not in kernels[name]:
             raise ValueError(f"edits: got {text!r}, which {name} does not hold")
@@ -34,6 +35,7 @@ def build(edits: list[tuple[str, str, str]] = (), defines: tuple[str, ...] = ())
         return folder / "harness"
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in kernels.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
     compiler = [shutil.which("ccache")] if shutil.which("ccache") else []
     compiler.append(os.environ.get("CXX", "g++"))

@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "../check.h"
+#include "check.h"
 
 namespace ssd::spec {
 using at::Tensor;

@@ -3,7 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include "cache_ops.h"
+#include "attention_ops.h"
 #include "linear_ops.h"
 
 namespace {

@@ -1,6 +1,6 @@
 // What the tree attention kernels are given.
 #pragma once
-#include "ptx.cuh"
+#include "../ptx.cuh"
 
 namespace ssd::gpu {
 

@@ -1,7 +1,7 @@
 // Checks shared by the operators that draw tokens.
 #pragma once
-#include "../check.h"
-#include "kernels.h"
+#include "check.h"
+#include "cpu/kernels.h"
 
 namespace ssd {
 

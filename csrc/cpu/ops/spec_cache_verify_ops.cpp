@@ -2,7 +2,7 @@
 #include <torch/library.h>
 
 #include "spec_cache_checks.h"
-#include "timed_wait.h"
+#include "cpu/timed_wait.h"
 
 namespace {
 using namespace ssd::spec;

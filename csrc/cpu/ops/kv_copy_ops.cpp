@@ -5,8 +5,8 @@
 #include <cstring>
 #include <vector>
 
-#include "../check.h"
-#include "pool.h"
+#include "check.h"
+#include "cpu/pool.h"
 
 namespace {
 using at::Tensor;

@@ -1,5 +1,5 @@
 // CPU registration of rope_append and tree_attention.
-#include "cache_ops.h"
+#include "attention_ops.h"
 
 #include <ATen/ops/empty.h>
 #include <torch/library.h>

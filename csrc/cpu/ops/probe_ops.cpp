@@ -1,8 +1,8 @@
 // CPU registration of the probes, with which the benchmarks measure the roofline.
 #include <torch/library.h>
 
-#include "../check.h"
-#include "kernels.h"
+#include "check.h"
+#include "cpu/kernels.h"
 
 namespace {
 

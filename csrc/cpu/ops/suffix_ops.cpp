@@ -4,8 +4,8 @@
 #include <ATen/ops/from_blob.h>
 #include <torch/library.h>
 
-#include "../check.h"
-#include "suffix_automaton.h"
+#include "check.h"
+#include "cpu/suffix_automaton.h"
 
 namespace {
 

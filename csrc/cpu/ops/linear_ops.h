@@ -2,8 +2,8 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
-#include "../check.h"
-#include "kernels.h"
+#include "check.h"
+#include "cpu/kernels.h"
 
 namespace ssd {
 

@@ -1,4 +1,4 @@
-#include "launch.cuh"
+#include "../launch.cuh"
 
 cudaError_t ssd::gpu::launch_attention_fp16(const AttentionArgs& a, AttentionPlan plan, int64_t head_dim,
                                           cudaStream_t stream) {

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "../check.h"
-#include "kernels.h"
+#include "check.h"
+#include "cpu/kernels.h"
 #include "sampling_check.h"
 #include "ssd/philox.h"
 

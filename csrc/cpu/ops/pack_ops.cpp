@@ -2,8 +2,8 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
-#include "../check.h"
-#include "kernels.h"
+#include "check.h"
+#include "cpu/kernels.h"
 
 namespace {
 using at::Tensor;

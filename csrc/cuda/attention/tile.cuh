@@ -5,7 +5,7 @@
 // whatever the rows beside it; siblings of a tree share a position, so a masked call packs rows over whole spans of
 // prefix only, and from the last of these on every row is a tile of its own, over the keys of its own path.
 #pragma once
-#include "attention_args.cuh"
+#include "args.cuh"
 
 namespace ssd::gpu {
 

@@ -1,0 +1,38 @@
+"""csrc keeps torch out of the kernels: only csrc/cpu/ops and the registration files may include its headers."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+CSRC = Path(__file__).parent.parent / "csrc"
+KERNELS = [
+    path
+    for path in sorted(CSRC.rglob("*"))
+    if path.is_relative_to(CSRC / "include")
+    or (path.is_relative_to(CSRC / "cpu") and not path.is_relative_to(CSRC / "cpu/ops"))
+    or (path.is_relative_to(CSRC / "cuda") and path.name != "ops.cu")
+    if path.is_file()
+]
+
+
+def includes(path: Path, seen: set[Path]) -> set[str]:
+    """Names of every header that path includes, itself or through headers of csrc."""
+    seen.add(path)
+    names = set(re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', path.read_text(), re.M))
+    for name in list(names):
+        for folder in (path.parent, CSRC, CSRC / "include"):
+            header = (folder / name).resolve()
+            if header.is_file() and header not in seen:
+                names |= includes(header, seen)
+    return names
+
+
+@pytest.mark.parametrize("path", KERNELS, ids=lambda path: str(path.relative_to(CSRC)))
+def test_a_kernel_includes_nothing_of_torch(path):
+    assert not {name for name in includes(path, set()) if re.match(r"(torch|ATen|c10|caffe2)/", name)}
+
+
+def test_the_search_finds_torch_where_it_is():
+    assert "ATen/core/Tensor.h" in includes(CSRC / "cpu/ops/kv_copy_ops.cpp", set())
+    assert len(KERNELS) > 40
