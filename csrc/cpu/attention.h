@@ -17,7 +17,8 @@
 namespace ssd {
 namespace SSD_ISA {
 
-constexpr int kSpan = 256, kBlock = 64, kKeys = 64;  // positions, vectors of a task, keys scored at once
+constexpr int kKeys = 64;  // keys scored at once
+static_assert(kSpan % kKeys == 0 && kKeys % 16 == 0);
 
 struct Block {  // the vectors of one task
   int n, head_dim, words;

@@ -6,7 +6,6 @@
 namespace ssd {
 
 AttentionPlan plan_attention(const AttentionArgs& a, int threads) {
-  constexpr int span = 256, block = 64;
   const int group = int(a.heads / a.kv_heads);
   AttentionPlan plan;
   std::vector<AttentionTask> passes;
@@ -19,10 +18,10 @@ AttentionPlan plan_attention(const AttentionArgs& a, int threads) {
       for (int w = 0; a.mask && w < a.words; ++w) keys[t] += __builtin_popcountll(uint64_t(a.mask[(first + t) * a.words + w]));
     }
     for (int h = 0; h < a.kv_heads; ++h)
-      for (int v = 0; v < rows * group; v += block) {
-        const int n = std::min(block, rows * group - v);
+      for (int v = 0; v < rows * group; v += kBlock) {
+        const int n = std::min(kBlock, rows * group - v);
         const int most = *std::max_element(&keys[v / group], &keys[(v + n - 1) / group] + 1);
-        passes.push_back({b, h, v, n, 0, (most + span - 1) / span, -1});
+        passes.push_back({b, h, v, n, 0, (most + kSpan - 1) / kSpan, -1});
       }
   }
   const bool split = threads > 1 && int(passes.size()) < 4 * threads;

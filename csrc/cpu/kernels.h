@@ -5,8 +5,9 @@
 #include <vector>
 
 #include "pool.h"
-#include "ssd/packed.h"
 #include "simd/types.h"
+#include "ssd/attention.h"
+#include "ssd/packed.h"
 
 namespace ssd {
 
@@ -65,6 +66,8 @@ struct AttentionArgs {
   Type q_type, kv_type;
   float scale, softcap;
 };
+
+constexpr int kBlock = 64;  // vectors of a task at most
 
 // What each thread does in one pass over the cache; made once for all layers.
 // Vector v of a KV head is row v / group of its request and query head v % group of that KV head.

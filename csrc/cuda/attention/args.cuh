@@ -1,10 +1,11 @@
 // What the tree attention kernels are given.
 #pragma once
+#include <ssd/attention.h>
+
 #include "../ptx.cuh"
 
 namespace ssd::gpu {
 
-constexpr int kSpan = 256;    // positions of one partial result: part of the arithmetic, not a tuning knob
 constexpr int kThreads = 128;
 
 struct CacheView {  // [pages, page_size, Hkv, D], strides in elements

@@ -1,4 +1,4 @@
-"""csrc keeps torch out of the kernels: only csrc/cpu/ops and the registration files may include its headers."""
+"""What the C++ and CUDA sources must keep to, read from their text."""
 
 import re
 from pathlib import Path
@@ -36,3 +36,15 @@ def test_a_kernel_includes_nothing_of_torch(path):
 def test_the_search_finds_torch_where_it_is():
     assert "ATen/core/Tensor.h" in includes(CSRC / "cpu/ops/kv_copy_ops.cpp", set())
     assert len(KERNELS) > 40
+
+
+@pytest.mark.parametrize("constant", ["kSpan", "kBlock"])
+def test_what_plan_and_kernel_must_agree_on_is_defined_once(constant):
+    texts = [path.read_text() for path in CSRC.rglob("*") if path.is_file()]
+    assert sum(len(re.findall(rf"\b{constant}\s*=[^=]", text)) for text in texts) == 1
+
+
+def test_triton_cuts_spans_where_the_other_forms_do():
+    triton = pytest.importorskip("ssd.kernels.tree_attention.triton")
+    header = (CSRC / "include/ssd/attention.h").read_text()
+    assert int(re.search(r"kSpan = (\d+)", header)[1]) == triton.SPAN
