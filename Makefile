@@ -43,6 +43,7 @@ test: dev
 lint: .venv/dev.done
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	.venv/bin/clang-format --dry-run --Werror $$(git ls-files "*.h" "*.cpp" "*.cu" "*.cuh" "*.inl")
 
 # Measures some of the named shapes, which takes minutes; ARGS=--full measures all, which takes hours on a CPU.
 bench: dev

@@ -13,12 +13,20 @@ TORCH_LIBRARY(ssd, m) {
   m.def("probe_read(Tensor x) -> int");
   m.def("probe_fma(int iterations) -> float");
   // paged cache
-  m.def("rope_append(Tensor qkv, Tensor cos, Tensor sin, Tensor positions, Tensor slots, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? q_norm=None, Tensor? k_norm=None, float eps=0) -> Tensor");
-  m.def("tree_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor page_table, Tensor prefix_lens, Tensor row_offsets, Tensor? mask, float scale, float softcap=0, bool return_lse=False) -> (Tensor, Tensor)");
+  m.def(
+      "rope_append(Tensor qkv, Tensor cos, Tensor sin, Tensor positions, Tensor slots, Tensor(a!) k_cache, Tensor(b!) "
+      "v_cache, Tensor? q_norm=None, Tensor? k_norm=None, float eps=0) -> Tensor");
+  m.def(
+      "tree_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor page_table, Tensor prefix_lens, Tensor "
+      "row_offsets, Tensor? mask, float scale, float softcap=0, bool return_lse=False) -> (Tensor, Tensor)");
   // a whole forward pass; layers: attention norm, qkv, bias, o, bias, mlp norm, gate_up, bias, down, bias, q norm,
   // k norm of each, empty where there is none.
   // A feature draft gives hidden, which enters the first layer, and hidden_norm. Returns logits and features.
-  m.def("llama_forward(Tensor ids, Tensor positions, Tensor slots, Tensor row_offsets, Tensor prefix_lens, Tensor page_table, Tensor? mask, Tensor logit_rows, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor embedding, Tensor[] layers, Tensor norm, Tensor lm_head, Tensor cos, Tensor sin, int heads, int inner_size, float eps, float scale, int? vocab=None, Tensor? hidden=None, Tensor? hidden_norm=None, int[] feature_layers=[]) -> (Tensor, Tensor)");
+  m.def(
+      "llama_forward(Tensor ids, Tensor positions, Tensor slots, Tensor row_offsets, Tensor prefix_lens, Tensor "
+      "page_table, Tensor? mask, Tensor logit_rows, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor embedding, Tensor[] "
+      "layers, Tensor norm, Tensor lm_head, Tensor cos, Tensor sin, int heads, int inner_size, float eps, float scale, "
+      "int? vocab=None, Tensor? hidden=None, Tensor? hidden_norm=None, int[] feature_layers=[]) -> (Tensor, Tensor)");
   m.def("kv_copy(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor sources, Tensor targets) -> ()");
   // dense
   m.def("pack_linear(Tensor weight, str format) -> Tensor");
@@ -32,17 +40,22 @@ TORCH_LIBRARY(ssd, m) {
   m.def("spec_cache_reset(Tensor(a!) cache, int[] sizes) -> ()");
   m.def("spec_cache_assign(Tensor(a!) cache, int slot, int owner, Tensor tokens, Tensor? features) -> int");
   m.def("spec_cache_free(Tensor(a!) cache, int slot) -> ()");
-  m.def("spec_cache_match_swap(Tensor(a!) cache, Tensor slots, Tensor path, Tensor accepted, Tensor emitted, "
-        "Tensor(b!) branch, Tensor(c!) taken, Tensor(d!) tokens, Tensor(e!) parents, Tensor(f!) kinds) -> ()");
-  m.def("spec_cache_post(Tensor(a!) cache, Tensor slots, Tensor path, Tensor accepted, Tensor emitted, Tensor branch, "
-        "Tensor taken, Tensor tokens, Tensor parents, Tensor? features, Tensor? row_offsets) -> ()");
-  m.def("spec_cache_publish(Tensor(a!) cache, Tensor slots, Tensor epochs, Tensor keys, Tensor tokens, "
-        "Tensor? parents, Tensor? counts, int kind) -> int");
-  m.def("spec_cache_extend(Tensor(a!) cache, Tensor slots, Tensor epochs, int first, Tensor tokens, "
-        "Tensor? parents, Tensor? counts) -> int");
+  m.def(
+      "spec_cache_match_swap(Tensor(a!) cache, Tensor slots, Tensor path, Tensor accepted, Tensor emitted, "
+      "Tensor(b!) branch, Tensor(c!) taken, Tensor(d!) tokens, Tensor(e!) parents, Tensor(f!) kinds) -> ()");
+  m.def(
+      "spec_cache_post(Tensor(a!) cache, Tensor slots, Tensor path, Tensor accepted, Tensor emitted, Tensor branch, "
+      "Tensor taken, Tensor tokens, Tensor parents, Tensor? features, Tensor? row_offsets) -> ()");
+  m.def(
+      "spec_cache_publish(Tensor(a!) cache, Tensor slots, Tensor epochs, Tensor keys, Tensor tokens, "
+      "Tensor? parents, Tensor? counts, int kind) -> int");
+  m.def(
+      "spec_cache_extend(Tensor(a!) cache, Tensor slots, Tensor epochs, int first, Tensor tokens, "
+      "Tensor? parents, Tensor? counts) -> int");
   m.def("spec_cache_wait_ready(Tensor cache, Tensor slots, int timeout_us) -> int");
-  m.def("spec_cache_wait_outcomes(Tensor cache, Tensor slots, Tensor seen, int timeout_us, Tensor(a!) records) "
-        "-> int");
+  m.def(
+      "spec_cache_wait_outcomes(Tensor cache, Tensor slots, Tensor seen, int timeout_us, Tensor(a!) records) "
+      "-> int");
   m.def("spec_cache_read_log(Tensor cache, int slot, int born, int start, Tensor(a!) tokens) -> bool");
   m.def("spec_cache_read_features(Tensor cache, int slot, int born, int start, Tensor(a!) features) -> bool");
   // what followed a text's suffix where it stood before; size: (tokens, bytes)
@@ -50,25 +63,31 @@ TORCH_LIBRARY(ssd, m) {
   m.def("suffix_follow(Tensor(a!) automaton, Tensor tokens, int width, int limit) -> (int, Tensor)");
   m.def("suffix_size(Tensor automaton) -> (int, int)");
   // sampling
-  m.def("sample(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, "
-        "Tensor positions, bool logprobs=True) -> (Tensor, Tensor)");
-  m.def("top_f(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, "
-        "Tensor positions, int f, Tensor? exclude=None, Tensor? target_ids=None, int purpose=0) -> (Tensor, Tensor)");
+  m.def(
+      "sample(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, "
+      "Tensor positions, bool logprobs=True) -> (Tensor, Tensor)");
+  m.def(
+      "top_f(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, "
+      "Tensor positions, int f, Tensor? exclude=None, Tensor? target_ids=None, int purpose=0) -> (Tensor, Tensor)");
   m.def("probs(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p) -> Tensor");
-  m.def("verify_coupled(Tensor logits, Tensor row_offsets, Tensor tokens, Tensor parents, Tensor temperature, "
-        "Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, Tensor positions, bool logprobs=False) "
-        "-> (Tensor, Tensor, Tensor, Tensor)");
-  m.def("verify_rejection(Tensor logits, Tensor row_offsets, Tensor tokens, Tensor parents, Tensor kinds, Tensor? q, "
-        "Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, Tensor positions, "
-        "bool logprobs=False) -> (Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "verify_coupled(Tensor logits, Tensor row_offsets, Tensor tokens, Tensor parents, Tensor temperature, "
+      "Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, Tensor positions, bool logprobs=False) "
+      "-> (Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "verify_rejection(Tensor logits, Tensor row_offsets, Tensor tokens, Tensor parents, Tensor kinds, Tensor? q, "
+      "Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, Tensor positions, "
+      "bool logprobs=False) -> (Tensor, Tensor, Tensor, Tensor)");
   m.def("noise_words(Tensor seeds, Tensor positions, int ids, int purpose=0) -> Tensor");
   m.def("philox(int[4] counter, int[2] key) -> int[]");
   // CUDA C++ only; docs/kernels-cuda.md
-  m.def("cuda_tree_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor page_table, Tensor prefix_lens, "
-        "Tensor row_offsets, Tensor? mask, float scale, float softcap=0, bool return_lse=False) -> (Tensor, Tensor)");
+  m.def(
+      "cuda_tree_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor page_table, Tensor prefix_lens, "
+      "Tensor row_offsets, Tensor? mask, float scale, float softcap=0, bool return_lse=False) -> (Tensor, Tensor)");
   m.def("cuda_kv_copy(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor sources, Tensor targets) -> ()");
-  m.def("verify_swap(Tensor(a!) cache, int[] sizes, Tensor slots, Tensor sampled, Tensor(b!) ids, Tensor(c!) parents, "
-        "Tensor(d!) positions, Tensor(e!) kv_slots, Tensor(f!) mask, Tensor(g!) prefix_lens, Tensor page_table, "
-        "int page_size, Tensor capacity, Tensor? features) "
-        "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "verify_swap(Tensor(a!) cache, int[] sizes, Tensor slots, Tensor sampled, Tensor(b!) ids, Tensor(c!) parents, "
+      "Tensor(d!) positions, Tensor(e!) kv_slots, Tensor(f!) mask, Tensor(g!) prefix_lens, Tensor page_table, "
+      "int page_size, Tensor capacity, Tensor? features) "
+      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 }

@@ -33,7 +33,7 @@ struct Scratch {
   std::vector<float> memory;
   float *q, *s, *y, *o, *kt, *v, *ts, *tv;
   Scratch(int d, int slots) {
-    const int64_t sizes[] = {kBlock * d, kBlock * kSpan, kBlock * d,      kBlock * d,
+    const int64_t sizes[] = {kBlock * d, kBlock * kSpan, kBlock * d,     kBlock * d,
                              kKeys * d,  kSpan * d,      kBlock * slots, slots * d};
     float** parts[] = {&q, &s, &y, &o, &kt, &v, &ts, &tv};
     int64_t total = 16;
@@ -77,8 +77,7 @@ template <class T> struct Fetch {
 // Scores of the keys at at[0..n), n <= kKeys, into columns of s for vectors [i0, i1).
 template <class T>
 void scores(const AttentionArgs& a, const Block& b, Scratch& z, const T* const* at, int n, int i0, int i1, float* s,
-            int lds,
-            Fetch<T>& fetch) {
+            int lds, Fetch<T>& fetch) {
   const int d = b.head_dim, panels = (n + 15) / 16, until = fetch.i + n;
   Fetch<T> none{};
   const bool few = i1 - i0 <= kRowTile;
@@ -102,25 +101,26 @@ template <class T> void values(const T* const* at, int n, int d, float* v, int s
 // y[r] = sum over keys of s[r][key] times the value at at[key]: the chain of `product`, for up to kRowTile vectors.
 template <class T>
 void weighted_sum(const float* s, int rows, const T* const* at, int n, int d, float* y, Fetch<T>& fetch) {
-  with_rows(rows, SSD_EACH(rt) {
-    constexpr int NP = panels_with(rt);
-    auto panels = [&](auto np, auto first, int p) __attribute__((always_inline)) {
-      f32x16 acc[rt * np];
-      unroll<rt * np>(SSD_EACH(i) { acc[i] = zero(); });
-      for (int j = 0; j < n; ++j) {
-        if constexpr (first) fetch.until(j + 1);
-        unroll<np>(SSD_EACH(c) {
-          const f32x16 v = load(at[j] + 16 * (p + c));
-          unroll<rt>(SSD_EACH(r) { acc[r * np + c] = fma(set1(s[r * kSpan + j]), v, acc[r * np + c]); });
-        });
-      }
-      unroll<rt>(SSD_EACH(r) { unroll<np>(SSD_EACH(c) { store(y + r * d + 16 * (p + c), acc[r * np + c]); }); });
-    };
-    int p = 0;
-    if (NP <= d / 16) panels(std::integral_constant<int, NP>{}, std::true_type{}, 0), p = NP;
-    for (; p + NP <= d / 16; p += NP) panels(std::integral_constant<int, NP>{}, std::false_type{}, p);
-    for (; p < d / 16; ++p) panels(std::integral_constant<int, 1>{}, std::false_type{}, p);
-  });
+  with_rows(
+      rows, SSD_EACH(rt) {
+        constexpr int NP = panels_with(rt);
+        auto panels = [&](auto np, auto first, int p) __attribute__((always_inline)) {
+          f32x16 acc[rt * np];
+          unroll<rt * np>(SSD_EACH(i) { acc[i] = zero(); });
+          for (int j = 0; j < n; ++j) {
+            if constexpr (first) fetch.until(j + 1);
+            unroll<np>(SSD_EACH(c) {
+              const f32x16 v = load(at[j] + 16 * (p + c));
+              unroll<rt>(SSD_EACH(r) { acc[r * np + c] = fma(set1(s[r * kSpan + j]), v, acc[r * np + c]); });
+            });
+          }
+          unroll<rt>(SSD_EACH(r) { unroll<np>(SSD_EACH(c) { store(y + r * d + 16 * (p + c), acc[r * np + c]); }); });
+        };
+        int p = 0;
+        if (NP <= d / 16) panels(std::integral_constant<int, NP>{}, std::true_type{}, 0), p = NP;
+        for (; p + NP <= d / 16; p += NP) panels(std::integral_constant<int, NP>{}, std::false_type{}, p);
+        for (; p < d / 16; ++p) panels(std::integral_constant<int, 1>{}, std::false_type{}, p);
+      });
 }
 
 // s[0, n) becomes e^(s - maximum); returns maximum and sum.
@@ -334,9 +334,8 @@ inline void merge_task(const AttentionArgs& a, const AttentionTask& t, const flo
 
 inline void attention(const AttentionArgs& a, const AttentionPlan& plan, float* partials, Team& team) {
   for (int i = plan.bounds[team.rank]; i < plan.bounds[team.rank + 1]; ++i)
-    with_type(a.kv_type, [&](auto* null) {
-      attention_task<std::remove_pointer_t<decltype(null)>>(a, plan.tasks[i], partials);
-    });
+    with_type(a.kv_type,
+              [&](auto* null) { attention_task<std::remove_pointer_t<decltype(null)>>(a, plan.tasks[i], partials); });
   if (plan.merges.empty()) return;
   team.barrier();
   int64_t i0, i1;

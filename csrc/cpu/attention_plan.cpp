@@ -15,7 +15,8 @@ AttentionPlan plan_attention(const AttentionArgs& a, int threads) {
     keys.assign(rows, a.prefix_lens[b]);
     for (int t = 0; t < rows; ++t) {
       if (!a.mask) keys[t] += t + 1;
-      for (int w = 0; a.mask && w < a.words; ++w) keys[t] += __builtin_popcountll(uint64_t(a.mask[(first + t) * a.words + w]));
+      for (int w = 0; a.mask && w < a.words; ++w)
+        keys[t] += __builtin_popcountll(uint64_t(a.mask[(first + t) * a.words + w]));
     }
     for (int h = 0; h < a.kv_heads; ++h)
       for (int v = 0; v < rows * group; v += kBlock) {

@@ -96,14 +96,15 @@ static __attribute__((noinline)) void product(const float* x, int64_t ldx, int r
   const int tiles = (rows + kRowTile - 1) / kRowTile;
   for (int t = 0; t < tiles; ++t) {
     const int r0 = rows * t / tiles, n = rows * (t + 1) / tiles - r0;
-    with_rows(n, SSD_EACH(rt) {
-      constexpr int NP = panels_with(rt);
-      int p = 0;
-      for (; p + NP <= n_panels; p += NP)
-        dot<float, rt, NP>(x + r0 * ldx, ldx, w + p * panel, panel, k, y + r0 * ldy + 16 * p, ldy, {}, each);
-      for (; NP > 1 && p < n_panels; ++p)
-        dot<float, rt, 1>(x + r0 * ldx, ldx, w + p * panel, panel, k, y + r0 * ldy + 16 * p, ldy, {}, each);
-    });
+    with_rows(
+        n, SSD_EACH(rt) {
+          constexpr int NP = panels_with(rt);
+          int p = 0;
+          for (; p + NP <= n_panels; p += NP)
+            dot<float, rt, NP>(x + r0 * ldx, ldx, w + p * panel, panel, k, y + r0 * ldy + 16 * p, ldy, {}, each);
+          for (; NP > 1 && p < n_panels; ++p)
+            dot<float, rt, 1>(x + r0 * ldx, ldx, w + p * panel, panel, k, y + r0 * ldy + 16 * p, ldy, {}, each);
+        });
   }
 }
 

@@ -23,9 +23,7 @@ SSD_INLINE f32x16 to_f32(i32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
 struct Quad { __m512i w; };
 // w + 128 is unsigned, as vpdpbusd wants it; the sum begins at -128 sum(x), which makes up for it (exact).
 SSD_INLINE i32x16 first_sum(int32_t base) { return {_mm512_set1_epi32(base)}; }
-SSD_INLINE Quad load_quad(const int8_t* p) {
-  return {_mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(-128))};
-}
+SSD_INLINE Quad load_quad(const int8_t* p) { return {_mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(-128))}; }
 SSD_INLINE i32x16 dot4(const Quad& q, int32_t x, i32x16 acc) {
   return {_mm512_dpbusd_epi32(acc.v, q.w, _mm512_set1_epi32(x))};
 }
@@ -134,9 +132,7 @@ SSD_INLINE void dot_int(const int8_t* x, const RowGroup* xs, int64_t k, const in
     i32x16 sum[RT * NP];
     if constexpr (four_bits(F)) {
       NibbleSum part[RT * NP];
-      unroll<RT>(SSD_EACH(r) {
-        unroll<NP>(SSD_EACH(p) { part[r * NP + p] = nibble_sum(row[r * n_groups].base); });
-      });
+      unroll<RT>(SSD_EACH(r) { unroll<NP>(SSD_EACH(p) { part[r * NP + p] = nibble_sum(row[r * n_groups].base); }); });
       for (int j = 0; j < kLines; ++j) {
         fetch();
         unroll<NP>(SSD_EACH(p) {
@@ -151,9 +147,7 @@ SSD_INLINE void dot_int(const int8_t* x, const RowGroup* xs, int64_t k, const in
         unroll<NP>(SSD_EACH(p) { sum[r * NP + p] = total(part[r * NP + p], row[r * n_groups].base); });
       });
     } else {
-      unroll<RT>(SSD_EACH(r) {
-        unroll<NP>(SSD_EACH(p) { sum[r * NP + p] = first_sum(row[r * n_groups].base); });
-      });
+      unroll<RT>(SSD_EACH(r) { unroll<NP>(SSD_EACH(p) { sum[r * NP + p] = first_sum(row[r * n_groups].base); }); });
       for (int j = 0; j < kLines; ++j) {
         fetch();
         Quad q[NP];

@@ -17,8 +17,8 @@ const Kernels* choose(const std::string& want) {
   if (want == "auto") return found.back();
   for (auto* k : found)
     if (want == k->isa) return k;
-  throw std::invalid_argument("isa: got '" + want + "', wanted 'auto' or one that this CPU has (best: " +
-                              found.back()->isa + ")");
+  throw std::invalid_argument("isa: got '" + want +
+                              "', wanted 'auto' or one that this CPU has (best: " + found.back()->isa + ")");
 }
 
 std::atomic<const Kernels*> chosen{nullptr};

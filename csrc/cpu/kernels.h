@@ -71,7 +71,10 @@ constexpr int kBlock = 64;  // vectors of a task at most
 
 // What each thread does in one pass over the cache; made once for all layers.
 // Vector v of a KV head is row v / group of its request and query head v % group of that KV head.
-struct AttentionTask { int32_t request, kv_head, vec, n, span, spans; int64_t partial; };
+struct AttentionTask {
+  int32_t request, kv_head, vec, n, span, spans;
+  int64_t partial;
+};
 struct AttentionPlan {
   std::vector<AttentionTask> tasks;  // one pass over `spans` spans from `span` on
   std::vector<int32_t> bounds;       // tasks [bounds[i], bounds[i + 1]) belong to thread i

@@ -59,7 +59,8 @@ template <Format F> inline void linear_in(const LinearArgs& a, Team& team) {
   const int64_t step = a.swiglu ? 2 : 1, tiles = (a.rows + kRowsOf<F> - 1) / kRowsOf<F>;
   int64_t b0, b1;
   team.share(panels(a.n) / step, b0, b1);
-  const int64_t panel = quantised(F) ? groups(a.k, F) * group_bytes(F) : a.k * kPanel * (F == Format::fp32 ? 4 : 2);  // bytes
+  const int64_t panel =
+      quantised(F) ? groups(a.k, F) * group_bytes(F) : a.k * kPanel * (F == Format::fp32 ? 4 : 2);  // bytes
   const int64_t chunk = 64, steps = panel / chunk;  // bytes a step
   const int64_t most = std::max<int64_t>(step, panels_of<F>(int((a.rows + tiles - 1) / tiles)));
   float y[kRowTile * 4 * kPanel];
@@ -71,19 +72,22 @@ template <Format F> inline void linear_in(const LinearArgs& a, Team& team) {
       // one tile reads on in its panels, then in the next; several fetch the next together: memory is always busy
       const char* here = (const char*)a.w + p * panel;
       const int64_t far = std::min<int64_t>(kAhead / np / 64, steps);
-      with_rows<kRowsOf<F>>(rows, SSD_EACH(rt) {
-        constexpr int NP = panels_of<F>(rt);
-        auto ahead = [&](int n) {
-          return tiles == 1 ? Ahead{here + far * chunk, chunk, steps - far, (n - 1) * panel}
-                            : Ahead{here + n * panel + steps * t / tiles * chunk, chunk / tiles};
-        };
-        int j = 0;
-        auto some = [&](auto n) __attribute__((always_inline)) {
-          if constexpr (n <= NP)
-            for (; j + n <= np; j += n, here += n * panel) tile<F, rt, n>(a, r, p + j, y + j * kPanel, ldy, ahead(n));
-        };
-        some(std::integral_constant<int, 4>{}), some(std::integral_constant<int, 2>{}), some(std::integral_constant<int, 1>{});
-      });
+      with_rows<kRowsOf<F>>(
+          rows, SSD_EACH(rt) {
+            constexpr int NP = panels_of<F>(rt);
+            auto ahead = [&](int n) {
+              return tiles == 1 ? Ahead{here + far * chunk, chunk, steps - far, (n - 1) * panel}
+                                : Ahead{here + n * panel + steps * t / tiles * chunk, chunk / tiles};
+            };
+            int j = 0;
+            auto some = [&](auto n) __attribute__((always_inline)) {
+              if constexpr (n <= NP)
+                for (; j + n <= np; j += n, here += n * panel)
+                  tile<F, rt, n>(a, r, p + j, y + j * kPanel, ldy, ahead(n));
+            };
+            some(std::integral_constant<int, 4>{}), some(std::integral_constant<int, 2>{}),
+                some(std::integral_constant<int, 1>{});
+          });
       epilogue(a, r, rows, p, np, y, ldy);
     }
     p += np;

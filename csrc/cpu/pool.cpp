@@ -66,8 +66,7 @@ Pool::Pool(const std::vector<int>& cores) : size_(std::max<int>(1, cores.size())
   const int first = cores.empty() ? -1 : cores[0];
   if (first >= 0 || pinned) pin(first);
   pinned = first >= 0;
-  for (int r = 1; r < size_; ++r)
-    threads_.emplace_back([this, r, core = cores[r]] { pin(core), work(r); });
+  for (int r = 1; r < size_; ++r) threads_.emplace_back([this, r, core = cores[r]] { pin(core), work(r); });
 }
 
 Pool::~Pool() {

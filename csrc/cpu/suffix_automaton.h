@@ -64,11 +64,9 @@ class SuffixAutomaton {
   struct State {
     int32_t length = 0, link = 0, first_edge = 0;
     int32_t up = 0, child[2] = {0, 0};  // splay tree of a path, by length; up of its root: the path's parent
-    int32_t seen = 0;                   // of the root of a splay tree: where all states of the path ended last
+    int32_t seen = 0;  // of the root of a splay tree: where all states of the path ended last
   };
-  struct Edge {
-    int32_t source, token, target, next;
-  };
+  struct Edge { int32_t source, token, target, next; };
 
   int32_t add_state(int32_t length) {
     states_.emplace_back().length = length;

@@ -101,9 +101,8 @@ inline Step coupled_step(const VerifyArgs& a, const At& at, float* logprob) {
 // p <- (p - q)+ normalised; p stays where that sums to 0. Scratch behind q.
 inline void residual(float* p, float* q, int64_t n) {
   float* r = q + n;
-  double sum = map_sum(r, n, [&](f32x16, int64_t i, int m) {
-    return max(load_n(p + i, m) - load_n(q + i, m), zero());
-  });
+  double sum =
+      map_sum(r, n, [&](f32x16, int64_t i, int m) { return max(load_n(p + i, m) - load_n(q + i, m), zero()); });
   if (sum > 0) std::copy(r, r + n, p), scale(p, n, 1 / sum);
 }
 

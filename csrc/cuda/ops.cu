@@ -63,7 +63,8 @@ std::tuple<Tensor, Tensor> tree_attention(const Tensor& q, const Tensor& k, cons
                  ", wanted float32 or ", dtype);
   SSD_CHECK(attention_has(D), "q: got head_dim ", D, ", wanted 64, 80, 96, 128 or 256");
   SSD_CHECK(Hkv > 0 && Hq % Hkv == 0, "q: got ", Hq, " heads, wanted a multiple of the ", Hkv, " of k_cache");
-  SSD_CHECK(k.size(1) > 0 && k.size(3) == D, "k_cache: got shape ", k.sizes(), ", wanted [pages, page_size, Hkv, ", D, "]");
+  SSD_CHECK(k.size(1) > 0 && k.size(3) == D, "k_cache: got shape ", k.sizes(), ", wanted [pages, page_size, Hkv, ", D,
+            "]");
   SSD_CHECK(softcap >= 0, "softcap: got ", softcap, ", wanted 0 or more");
   SSD_CHECK(page_table.dim() == 2, "page_table: got ", page_table.dim(), " dimensions, wanted 2");
   check_rows(q, "q");
@@ -104,7 +105,8 @@ void kv_copy(const Tensor& k, const Tensor& v, const Tensor& sources, const Tens
   SSD_CHECK(k.dim() == 5 && k.is_contiguous(), "k_cache: got shape ", k.sizes(), " with strides ", k.strides(),
             ", wanted a contiguous [layers, pages, page_size, kv heads, head_dim]");
   SSD_CHECK(v.is_contiguous(), "v_cache: got strides ", v.strides(), ", wanted a contiguous tensor");
-  SSD_CHECK_TYPE(v.scalar_type() == k.scalar_type(), "v_cache: got dtype ", v.scalar_type(), ", wanted ", k.scalar_type());
+  SSD_CHECK_TYPE(v.scalar_type() == k.scalar_type(), "v_cache: got dtype ", v.scalar_type(), ", wanted ",
+                 k.scalar_type());
   check_shape(v, "v_cache", k.sizes());
   check_device(v, "v_cache", k);
   SSD_CHECK(sources.numel() <= kMaxMoves, "sources: got ", sources.numel(), " moves, wanted at most ", kMaxMoves,
@@ -113,9 +115,13 @@ void kv_copy(const Tensor& k, const Tensor& v, const Tensor& sources, const Tens
   auto aligned = [](const Tensor& t) { return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0; };
   SSD_CHECK(bytes % 16 == 0 && aligned(k) && aligned(v), "k_cache: got ", bytes,
             " bytes a slot, wanted a multiple of 16 and both caches aligned to 16 bytes");
-  KvCopyArgs a{static_cast<uint4*>(k.mutable_data_ptr()), static_cast<uint4*>(v.mutable_data_ptr()),
-               k.stride(0) * k.element_size() / 16, bytes / 16, dense<int64_t>(sources, "sources", k, {n}),
-               dense<int64_t>(targets, "targets", k, {n}), n};
+  KvCopyArgs a{static_cast<uint4*>(k.mutable_data_ptr()),
+               static_cast<uint4*>(v.mutable_data_ptr()),
+               k.stride(0) * k.element_size() / 16,
+               bytes / 16,
+               dense<int64_t>(sources, "sources", k, {n}),
+               dense<int64_t>(targets, "targets", k, {n}),
+               n};
   const c10::DeviceGuard guard(k.device());
   check_launch(launch_kv_copy(a, k.size(0), stream_of(k)), "kv_copy");
 }
@@ -148,7 +154,8 @@ Outcome verify_swap(const Tensor& cache, at::IntArrayRef sizes, const Tensor& sl
   a.table_row = page_table.size(1), a.page_size = page_size;
   a.capacity = dense<int32_t>(capacity, "capacity", slots, {B});
   if (features) {
-    SSD_CHECK(features->dim() == 3 && features->is_contiguous() && features->size(0) == B && features->size(1) == width &&
+    SSD_CHECK(features->dim() == 3 && features->is_contiguous() && features->size(0) == B &&
+                  features->size(1) == width &&
                   features->size(2) * features->element_size() == 8 * a.sizes.feature_words,
               "features: got shape ", features->sizes(), ", wanted a contiguous [", B, ", ", width, ", ",
               8 * a.sizes.feature_words, " bytes]");

@@ -18,21 +18,21 @@ struct VerifySwapArgs {
   const int64_t* sampled;  // [B, N + 1] the target's token after each row
   const uint64_t* features;  // [B, N + 1, feature_words] of the rows, or null: a token's are those of the row before it
   // this verification's inputs, then the next one's
-  int64_t* ids;          // [B, N + 1]
-  int32_t* parents;      // [B, N + 1] rows above, -1: root or padding
-  int32_t* positions;    // [B, N + 1]
-  int64_t* kv_slots;     // [B, N + 1] where K and V are stored, -1: nowhere
-  int64_t* mask;         // [B, N + 1]
+  int64_t* ids;  // [B, N + 1]
+  int32_t* parents;  // [B, N + 1] rows above, -1: root or padding
+  int32_t* positions;  // [B, N + 1]
+  int64_t* kv_slots;  // [B, N + 1] where K and V are stored, -1: nowhere
+  int64_t* mask;  // [B, N + 1]
   int32_t* prefix_lens;  // [B]
   const int32_t* page_table;  // [B, table_row]
   int64_t table_row;
   int64_t page_size;
   const int32_t* capacity;  // [B] tokens that the pages of a request hold: the next tree is cut to fit
   // the outcome
-  int32_t* count;      // [B] tokens confirmed; 0: left alone, since the log is full or the bonus token is no token
+  int32_t* count;  // [B] tokens confirmed; 0: left alone, since the log is full or the bonus token is no token
   int64_t* confirmed;  // [B, N + 1]
   int32_t *accepted, *branch, *taken, *kind;  // [B] depth of the path; branch adopted or -1, its nodes taken, its kind
-  int64_t *sources, *targets;      // [B, N + 1] moves that bring the accepted path behind the prefix, for kv_copy
+  int64_t *sources, *targets;  // [B, N + 1] moves that bring the accepted path behind the prefix, for kv_copy
 };
 
 SSD_DEV void fence_release() {
@@ -135,8 +135,8 @@ static __global__ void __launch_bounds__(32) verify_swap_kernel(const VerifySwap
   if (lane == 0) {
     store_relaxed(record + kEpoch, int64_t(0));
     if (c.d.feature_words) store_relaxed(c.claim + slot, uint64_t(length + count));
-    const int64_t fields[kNext] = {0,          c.owner[slot], int64_t(load_relaxed(c.born + slot)), node - 1, token,
-                                   hit.branch, taken,         length + count};
+    const int64_t fields[kNext] = {
+        0, c.owner[slot], int64_t(load_relaxed(c.born + slot)), node - 1, token, hit.branch, taken, length + count};
     fence_release();
     for (int i = kOwner; i < kNext; ++i) store_relaxed(record + i, fields[i]);
   }

@@ -63,10 +63,8 @@ void confirm(SpecCache& c, int64_t slot, int64_t life, int64_t n, bool first) {
     ids[i] = log_token(life, at + i);
     for (int64_t w = 0; w < W; ++w) rows[i * W + w] = feature(life, at + i, w);
   }
-  if (first)
-    c.assign(slot, life, ids, n, rows, n);
-  else
-    c.append(slot, ids, n, rows, n, nullptr);
+  if (first) c.assign(slot, life, ids, n, rows, n);
+  else c.append(slot, ids, n, rows, n, nullptr);
 }
 
 void verify_lane(SpecCache c, int64_t swaps, uint64_t seed) {
@@ -129,8 +127,7 @@ void read_mailbox(SpecCache& c, int64_t s, const int64_t* r) {
     const int64_t start = length ? int64_t(rng.next() % uint64_t(length)) : 0;
     if (c.read_log(s, uint64_t(life), start, length - start, ids))
       for (int64_t i = start; i < length; ++i) CHECK(ids[i - start] == log_token(life, i));
-    else
-      ++mixed;
+    else ++mixed;
     uint64_t rows[8 * W];
     const int64_t n = length < 8 ? length : 8, from = length - n;
     if (c.read_features(s, uint64_t(life), from, n, rows)) {

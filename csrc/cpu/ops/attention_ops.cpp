@@ -7,9 +7,9 @@
 namespace ssd {
 using at::Tensor;
 
-RopeArgs rope_args(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor& positions, const Tensor& slots,
-                   const Tensor& k, const Tensor& v, const Tensor& q, const std::optional<Tensor>& q_norm,
-                   const std::optional<Tensor>& k_norm, double eps) {
+RopeArgs rope_args(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor& positions,
+                   const Tensor& slots, const Tensor& k, const Tensor& v, const Tensor& q,
+                   const std::optional<Tensor>& q_norm, const std::optional<Tensor>& k_norm, double eps) {
   check_dense(positions, "positions", at::kInt, 1);
   check_dense(slots, "slots", at::kLong, 1);
   check_dense(cos, "cos", at::kFloat, 2);
@@ -30,15 +30,34 @@ RopeArgs rope_args(const Tensor& qkv, const Tensor& cos, const Tensor& sin, cons
   const int32_t* p = positions.const_data_ptr<int32_t>();
   const int64_t* s = slots.const_data_ptr<int64_t>();
   for (int64_t r = 0; r < rows; ++r) {
-    SSD_CHECK(p[r] >= 0 && p[r] < cos.size(0), "positions: got ", p[r], " in row ", r, ", wanted 0 to ", cos.size(0) - 1);
+    SSD_CHECK(p[r] >= 0 && p[r] < cos.size(0), "positions: got ", p[r], " in row ", r, ", wanted 0 to ",
+              cos.size(0) - 1);
     SSD_CHECK(s[r] >= -1 && s[r] < k.size(0) * page_size, "slots: got ", s[r], " in row ", r, ", wanted -1 to ",
               k.size(0) * page_size - 1);
   }
-  return {qkv.const_data_ptr<float>(), cos.const_data_ptr<float>(), sin.const_data_ptr<float>(), p, s,
-          q.mutable_data_ptr<float>(), k.mutable_data_ptr(), v.mutable_data_ptr(),
-          k.stride(0), k.stride(1), k.stride(2), v.stride(0), v.stride(1), v.stride(2),
-          rows, q.size(1), k.size(2), d, page_size, storage_type(k, "k_cache"),
-          norm(q_norm, "q_norm"), norm(k_norm, "k_norm"), float(eps)};
+  return {qkv.const_data_ptr<float>(),
+          cos.const_data_ptr<float>(),
+          sin.const_data_ptr<float>(),
+          p,
+          s,
+          q.mutable_data_ptr<float>(),
+          k.mutable_data_ptr(),
+          v.mutable_data_ptr(),
+          k.stride(0),
+          k.stride(1),
+          k.stride(2),
+          v.stride(0),
+          v.stride(1),
+          v.stride(2),
+          rows,
+          q.size(1),
+          k.size(2),
+          d,
+          page_size,
+          storage_type(k, "k_cache"),
+          norm(q_norm, "q_norm"),
+          norm(k_norm, "k_norm"),
+          float(eps)};
 }
 
 AttentionArgs attention_args(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& page_table,
@@ -56,12 +75,14 @@ AttentionArgs attention_args(const Tensor& q, const Tensor& k, const Tensor& v, 
   SSD_CHECK(k.size(1) >= 16, "k_cache: got page_size ", k.size(1), ", wanted at least 16");
   check_dense(prefix_lens, "prefix_lens", at::kInt, 1);
   check_dense(row_offsets, "row_offsets", at::kInt, 1);
-  SSD_CHECK_TYPE(page_table.scalar_type() == at::kInt, "page_table: got dtype ", page_table.scalar_type(), ", wanted Int");
+  SSD_CHECK_TYPE(page_table.scalar_type() == at::kInt, "page_table: got dtype ", page_table.scalar_type(),
+                 ", wanted Int");
   SSD_CHECK(page_table.dim() == 2 && page_table.size(0) == requests, "page_table: got shape ", page_table.sizes(),
             ", wanted [", requests, ", pages of a request]");
   SSD_CHECK(page_table.stride(1) == 1 || page_table.size(1) < 2, "page_table: got strides ", page_table.strides(),
             ", wanted 1 in the last dimension");
-  SSD_CHECK(row_offsets.size(0) == requests + 1, "row_offsets: got ", row_offsets.size(0), " elements, wanted ", requests + 1);
+  SSD_CHECK(row_offsets.size(0) == requests + 1, "row_offsets: got ", row_offsets.size(0), " elements, wanted ",
+            requests + 1);
   const int64_t words = mask ? mask->size(-1) : 0;
   if (mask) {
     check_dense(*mask, "mask", at::kLong, 2);
@@ -73,7 +94,8 @@ AttentionArgs attention_args(const Tensor& q, const Tensor& k, const Tensor& v, 
   SSD_CHECK(offsets[0] == 0 && offsets[requests] == rows, "row_offsets: got ", offsets[0], " to ", offsets[requests],
             ", wanted 0 to ", rows);
   for (int64_t b = 0; b < requests; ++b) {
-    SSD_CHECK(offsets[b] <= offsets[b + 1], "row_offsets: got ", offsets[b + 1], " after ", offsets[b], ", wanted ascending");
+    SSD_CHECK(offsets[b] <= offsets[b + 1], "row_offsets: got ", offsets[b + 1], " after ", offsets[b],
+              ", wanted ascending");
     SSD_CHECK(prefix[b] >= 0, "prefix_lens: got ", prefix[b], ", wanted 0 or more");
     const int64_t n = offsets[b + 1] - offsets[b];
     int64_t slots = bits ? 0 : n;
@@ -84,14 +106,37 @@ AttentionArgs attention_args(const Tensor& q, const Tensor& k, const Tensor& v, 
               " pages, page_table has ", page_table.size(1));
     const int32_t* pages = page_table.const_data_ptr<int32_t>() + b * page_table.stride(0);
     for (int64_t i = 0; i < used; ++i)
-      SSD_CHECK(pages[i] >= 0 && pages[i] < k.size(0), "page_table: got page ", pages[i], " for request ", b, ", wanted 0 to ",
-                k.size(0) - 1);
+      SSD_CHECK(pages[i] >= 0 && pages[i] < k.size(0), "page_table: got page ", pages[i], " for request ", b,
+                ", wanted 0 to ", k.size(0) - 1);
   }
-  return {q.const_data_ptr(), k.const_data_ptr(), v.const_data_ptr(), nullptr, nullptr,
-          page_table.const_data_ptr<int32_t>(), prefix, offsets, bits,
-          q.stride(0), q.stride(1), k.stride(0), k.stride(1), k.stride(2), v.stride(0), v.stride(1), v.stride(2),
-          page_table.stride(0), requests, q.size(1), k.size(2), d, k.size(1), words,
-          storage_type(q, "q"), storage_type(k, "k_cache"), float(scale), float(softcap)};
+  return {q.const_data_ptr(),
+          k.const_data_ptr(),
+          v.const_data_ptr(),
+          nullptr,
+          nullptr,
+          page_table.const_data_ptr<int32_t>(),
+          prefix,
+          offsets,
+          bits,
+          q.stride(0),
+          q.stride(1),
+          k.stride(0),
+          k.stride(1),
+          k.stride(2),
+          v.stride(0),
+          v.stride(1),
+          v.stride(2),
+          page_table.stride(0),
+          requests,
+          q.size(1),
+          k.size(2),
+          d,
+          k.size(1),
+          words,
+          storage_type(q, "q"),
+          storage_type(k, "k_cache"),
+          float(scale),
+          float(softcap)};
 }
 
 }  // namespace ssd
@@ -99,9 +144,9 @@ AttentionArgs attention_args(const Tensor& q, const Tensor& k, const Tensor& v, 
 namespace {
 using at::Tensor;
 
-Tensor rope_append(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor& positions, const Tensor& slots,
-                   Tensor k_cache, Tensor v_cache, const std::optional<Tensor>& q_norm, const std::optional<Tensor>& k_norm,
-                   double eps) {
+Tensor rope_append(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor& positions,
+                   const Tensor& slots, Tensor k_cache, Tensor v_cache, const std::optional<Tensor>& q_norm,
+                   const std::optional<Tensor>& k_norm, double eps) {
   ssd::check_caches(k_cache, v_cache);
   ssd::check_dense(qkv, "qkv", at::kFloat, 2);
   const int64_t d = k_cache.size(3), heads = qkv.size(1) / d - 2 * k_cache.size(2);
@@ -114,8 +159,9 @@ Tensor rope_append(const Tensor& qkv, const Tensor& cos, const Tensor& sin, cons
 }
 
 std::tuple<Tensor, Tensor> tree_attention(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
-                                          const Tensor& page_table, const Tensor& prefix_lens, const Tensor& row_offsets,
-                                          const std::optional<Tensor>& mask, double scale, double softcap, bool return_lse) {
+                                          const Tensor& page_table, const Tensor& prefix_lens,
+                                          const Tensor& row_offsets, const std::optional<Tensor>& mask, double scale,
+                                          double softcap, bool return_lse) {
   SSD_CHECK(q.dim() == 3, "q: got shape ", q.sizes(), ", wanted [rows, heads, head_dim]");
   SSD_CHECK(softcap >= 0, "softcap: got ", softcap, ", wanted 0 (none) or more");
   auto a = ssd::attention_args(q, k_cache, v_cache, page_table, prefix_lens, row_offsets, mask, scale, softcap);

@@ -17,8 +17,15 @@ void check_norm(const Tensor& x, const Tensor& weight) {
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   check_norm(x, weight);
   Tensor y = at::empty_like(x);
-  ssd::RmsNormArgs a{x.const_data_ptr<float>(), nullptr, weight.const_data_ptr<float>(), y.mutable_data_ptr<float>(),
-                     nullptr, x.size(0), x.size(1), x.size(1), float(eps)};
+  ssd::RmsNormArgs a{x.const_data_ptr<float>(),
+                     nullptr,
+                     weight.const_data_ptr<float>(),
+                     y.mutable_data_ptr<float>(),
+                     nullptr,
+                     x.size(0),
+                     x.size(1),
+                     x.size(1),
+                     float(eps)};
   ssd::pool().run([&](ssd::Team& team) { ssd::kernels().rms_norm(a, team); });
   return y;
 }
@@ -28,8 +35,14 @@ std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual,
   ssd::check_dense(residual, "residual", at::kFloat, 2);
   SSD_CHECK(residual.sizes() == x.sizes(), "residual: got shape ", residual.sizes(), ", wanted ", x.sizes());
   Tensor y = at::empty_like(x), sum = at::empty_like(x);
-  ssd::RmsNormArgs a{x.const_data_ptr<float>(), residual.const_data_ptr<float>(), weight.const_data_ptr<float>(),
-                     y.mutable_data_ptr<float>(), sum.mutable_data_ptr<float>(), x.size(0), x.size(1), x.size(1),
+  ssd::RmsNormArgs a{x.const_data_ptr<float>(),
+                     residual.const_data_ptr<float>(),
+                     weight.const_data_ptr<float>(),
+                     y.mutable_data_ptr<float>(),
+                     sum.mutable_data_ptr<float>(),
+                     x.size(0),
+                     x.size(1),
+                     x.size(1),
                      float(eps)};
   ssd::pool().run([&](ssd::Team& team) { ssd::kernels().rms_norm(a, team); });
   return {y, sum};

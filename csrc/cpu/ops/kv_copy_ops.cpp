@@ -16,8 +16,8 @@ constexpr int64_t kAlone = 1 << 18;  // bytes that one thread has copied before 
 void kv_copy(const Tensor& k, const Tensor& v, const Tensor& sources, const Tensor& targets) {
   SSD_CHECK(k.dim() == 5, "k_cache: got shape ", k.sizes(), ", wanted [layers, pages, page_size, Hkv, D]");
   SSD_CHECK(v.sizes() == k.sizes(), "v_cache: got shape ", v.sizes(), ", wanted that of k_cache, ", k.sizes());
-  SSD_CHECK_TYPE(v.scalar_type() == k.scalar_type(), "v_cache: got dtype ", v.scalar_type(), ", wanted that of k_cache, ",
-                 k.scalar_type());
+  SSD_CHECK_TYPE(v.scalar_type() == k.scalar_type(), "v_cache: got dtype ", v.scalar_type(),
+                 ", wanted that of k_cache, ", k.scalar_type());
   SSD_CHECK(k.is_contiguous(), "k_cache: got strides ", k.strides(), ", wanted a contiguous tensor");
   SSD_CHECK(v.is_contiguous(), "v_cache: got strides ", v.strides(), ", wanted a contiguous tensor");
   ssd::check_dense(sources, "sources", at::kLong, 1);
@@ -37,18 +37,20 @@ void kv_copy(const Tensor& k, const Tensor& v, const Tensor& sources, const Tens
   SSD_CHECK(twice == written.end(), "targets: got slot ", *twice, " twice, wanted each at most once");
   const size_t bytes = k.size(3) * k.size(4) * k.element_size();
   char* caches[] = {static_cast<char*>(k.mutable_data_ptr()), static_cast<char*>(v.mutable_data_ptr())};
-  ssd::pool().run([&](ssd::Team& team) {
-    int64_t first, last;
-    team.share(2 * layers, first, last);
-    std::vector<char> held(count * bytes);
-    for (int64_t n = first; n < last; ++n) {
-      char* p = caches[n % 2] + n / 2 * slots * bytes;
-      for (int64_t i = 0; i < count; ++i)
-        if (from[i] >= 0 && to[i] >= 0) std::memcpy(&held[i * bytes], p + from[i] * bytes, bytes);
-      for (int64_t i = 0; i < count; ++i)
-        if (from[i] >= 0 && to[i] >= 0) std::memcpy(p + to[i] * bytes, &held[i * bytes], bytes);
-    }
-  }, 2 * layers * int64_t(count * bytes) > kAlone ? 2 * layers : 1);
+  ssd::pool().run(
+      [&](ssd::Team& team) {
+        int64_t first, last;
+        team.share(2 * layers, first, last);
+        std::vector<char> held(count * bytes);
+        for (int64_t n = first; n < last; ++n) {
+          char* p = caches[n % 2] + n / 2 * slots * bytes;
+          for (int64_t i = 0; i < count; ++i)
+            if (from[i] >= 0 && to[i] >= 0) std::memcpy(&held[i * bytes], p + from[i] * bytes, bytes);
+          for (int64_t i = 0; i < count; ++i)
+            if (from[i] >= 0 && to[i] >= 0) std::memcpy(p + to[i] * bytes, &held[i * bytes], bytes);
+        }
+      },
+      2 * layers * int64_t(count * bytes) > kAlone ? 2 * layers : 1);
 }
 
 }  // namespace

@@ -57,8 +57,10 @@ void embed(const at::Tensor& ids, const at::Tensor& table, float* out, Team& tea
 void check_embedding(const at::Tensor& ids, const at::Tensor& table) {
   check_dense(ids, "ids", at::kLong, 1);
   const auto type = table.scalar_type();
-  SSD_CHECK_TYPE(type == at::kFloat || type == at::kBFloat16, "table: got dtype ", type, ", wanted float32 or bfloat16");
-  SSD_CHECK(table.dim() == 2 && table.is_contiguous(), "table: got shape ", table.sizes(), ", wanted contiguous [V, H]");
+  SSD_CHECK_TYPE(type == at::kFloat || type == at::kBFloat16, "table: got dtype ", type,
+                 ", wanted float32 or bfloat16");
+  SSD_CHECK(table.dim() == 2 && table.is_contiguous(), "table: got shape ", table.sizes(),
+            ", wanted contiguous [V, H]");
   for (int64_t r = 0; r < ids.size(0); ++r) {
     const int64_t id = ids.const_data_ptr<int64_t>()[r];
     SSD_CHECK(id >= 0 && id < table.size(0), "ids: got ", id, " in row ", r, ", wanted 0 to ", table.size(0) - 1);

@@ -9,7 +9,8 @@
 namespace {
 using at::Tensor;
 
-constexpr int kPerLayer = 12;  // attention norm, qkv, bias, o, bias, mlp norm, gate_up, bias, down, bias, q norm, k norm
+constexpr int kPerLayer =
+    12;  // attention norm, qkv, bias, o, bias, mlp norm, gate_up, bias, down, bias, q norm, k norm
 
 struct Layer {
   ssd::RmsNormArgs attention_norm, mlp_norm;
@@ -24,8 +25,15 @@ std::optional<Tensor> if_any(const Tensor& t) { return t.numel() ? std::optional
 ssd::RmsNormArgs norm_args(const Tensor& weight, const Tensor& x, const Tensor& y, double eps, int64_t at = 0) {
   ssd::check_dense(weight, "norm", at::kFloat, 1);
   SSD_CHECK(weight.size(0) == x.size(1), "norm: got ", weight.size(0), " elements, wanted ", x.size(1));
-  return {x.const_data_ptr<float>(), nullptr, weight.const_data_ptr<float>(), y.mutable_data_ptr<float>() + at, nullptr,
-          x.size(0), x.size(1), y.size(1), float(eps)};
+  return {x.const_data_ptr<float>(),
+          nullptr,
+          weight.const_data_ptr<float>(),
+          y.mutable_data_ptr<float>() + at,
+          nullptr,
+          x.size(0),
+          x.size(1),
+          y.size(1),
+          float(eps)};
 }
 
 // The thread's share of n rows of width floats, row i to to(i) from from(i).
@@ -45,20 +53,21 @@ ssd::LinearArgs layer_linear(const char* name, const Tensor& x, const Tensor& w,
   return a;
 }
 
-std::tuple<Tensor, Tensor> llama_forward(const Tensor& ids, const Tensor& positions, const Tensor& slots, const Tensor& row_offsets,
-                     const Tensor& prefix_lens, const Tensor& page_table, const std::optional<Tensor>& mask,
-                     const Tensor& logit_rows, Tensor k_cache, Tensor v_cache, const Tensor& embedding,
-                     at::TensorList layers, const Tensor& norm, const Tensor& lm_head, const Tensor& cos,
-                     const Tensor& sin, int64_t heads, int64_t inner_size, double eps, double scale,
-                     std::optional<int64_t> outputs, const std::optional<Tensor>& hidden_in,
-                     const std::optional<Tensor>& hidden_norm, at::IntArrayRef feature_layers) {
+std::tuple<Tensor, Tensor> llama_forward(const Tensor& ids, const Tensor& positions, const Tensor& slots,
+                                         const Tensor& row_offsets, const Tensor& prefix_lens, const Tensor& page_table,
+                                         const std::optional<Tensor>& mask, const Tensor& logit_rows, Tensor k_cache,
+                                         Tensor v_cache, const Tensor& embedding, at::TensorList layers,
+                                         const Tensor& norm, const Tensor& lm_head, const Tensor& cos,
+                                         const Tensor& sin, int64_t heads, int64_t inner_size, double eps, double scale,
+                                         std::optional<int64_t> outputs, const std::optional<Tensor>& hidden_in,
+                                         const std::optional<Tensor>& hidden_norm, at::IntArrayRef feature_layers) {
   ssd::check_embedding(ids, embedding);
   SSD_CHECK(k_cache.dim() == 5 && k_cache.sizes() == v_cache.sizes(), "k_cache: got shape ", k_cache.sizes(),
             ", wanted [layers, pages, page_size, Hkv, D] as v_cache, ", v_cache.sizes());
   const int64_t n_layers = k_cache.size(0), rows = ids.size(0), hidden = embedding.size(1);
   const int64_t vocab = outputs.value_or(embedding.size(0));
-  SSD_CHECK(int64_t(layers.size()) == n_layers * kPerLayer, "layers: got ", layers.size(), " tensors, wanted ", kPerLayer,
-            " for each of ", n_layers, " layers");
+  SSD_CHECK(int64_t(layers.size()) == n_layers * kPerLayer, "layers: got ", layers.size(), " tensors, wanted ",
+            kPerLayer, " for each of ", n_layers, " layers");
   ssd::check_dense(logit_rows, "logit_rows", at::kLong, 1);
   for (int64_t i = 0; i < logit_rows.size(0); ++i) {
     const int64_t r = logit_rows.const_data_ptr<int64_t>()[i];
@@ -66,17 +75,20 @@ std::tuple<Tensor, Tensor> llama_forward(const Tensor& ids, const Tensor& positi
   }
   for (int64_t n : feature_layers)
     SSD_CHECK(n >= 0 && n <= n_layers, "feature_layers: got ", n, ", wanted 0 to ", n_layers, " layers");
-  SSD_CHECK(hidden_in.has_value() == hidden_norm.has_value(), "hidden_norm: wanted together with hidden, and only then");
+  SSD_CHECK(hidden_in.has_value() == hidden_norm.has_value(),
+            "hidden_norm: wanted together with hidden, and only then");
   if (hidden_in) {
     ssd::check_dense(*hidden_in, "hidden", at::kFloat, 2);
     SSD_CHECK(hidden_in->size(0) == rows && hidden_in->size(1) == hidden, "hidden: got shape ", hidden_in->sizes(),
               ", wanted [", rows, ", ", hidden, "]");
     SSD_CHECK(n_layers, "hidden: wanted a model with layers");
   }
-  const int64_t kv_heads = k_cache.size(3), d = k_cache.size(4), wide = (heads + 2 * kv_heads) * d, n_logits = logit_rows.size(0);
+  const int64_t kv_heads = k_cache.size(3), d = k_cache.size(4), wide = (heads + 2 * kv_heads) * d,
+                n_logits = logit_rows.size(0);
   const int64_t inner_padded = ssd::panels(inner_size) * ssd::kPanel;
   auto fresh = [](at::IntArrayRef shape) { return at::empty(shape, at::kFloat); };
-  Tensor x = fresh({rows, hidden}), normed = fresh({rows, hidden}), qkv = fresh({rows, wide}), q = fresh({rows, heads, d});
+  Tensor x = fresh({rows, hidden}), normed = fresh({rows, hidden}), qkv = fresh({rows, wide}),
+         q = fresh({rows, heads, d});
   Tensor mixed = fresh({rows, heads * d}), inner = fresh({rows, inner_padded});
   Tensor last = fresh({n_logits, hidden}), last_normed = fresh({n_logits, hidden}), logits = fresh({n_logits, vocab});
   const int64_t n_features = feature_layers.size();
@@ -107,7 +119,8 @@ std::tuple<Tensor, Tensor> llama_forward(const Tensor& ids, const Tensor& positi
   std::optional<ssd::RmsNormArgs> hidden_args;
   if (hidden_in) hidden_args = norm_args(*hidden_norm, *hidden_in, entering, eps, hidden);
   const auto final_norm = norm_args(norm, last, last_normed, eps);
-  auto head = layer_linear("lm_head", last_normed, lm_head, Tensor(at::empty({0}, at::kFloat)), logits, vocab, false, false);
+  auto head =
+      layer_linear("lm_head", last_normed, lm_head, Tensor(at::empty({0}, at::kFloat)), logits, vocab, false, false);
   scratch.lend(head);
 
   auto& pool = ssd::pool();
@@ -116,7 +129,9 @@ std::tuple<Tensor, Tensor> llama_forward(const Tensor& ids, const Tensor& positi
   Tensor partials = fresh({plan.partials * (d + 2)});
   float* parts = partials.mutable_data_ptr<float>();
   float* stream = x.mutable_data_ptr<float>();
-  auto row = [&](const Tensor& t) { return [p = t.mutable_data_ptr<float>(), n = t.size(1)](int64_t i) { return p + i * n; }; };
+  auto row = [&](const Tensor& t) {
+    return [p = t.mutable_data_ptr<float>(), n = t.size(1)](int64_t i) { return p + i * n; };
+  };
   auto keep = [&](int64_t done, ssd::Team& team) {  // the residual stream after that many layers
     for (int64_t f = 0; f < n_features; ++f)
       if (feature_layers[f] == done)
@@ -140,9 +155,8 @@ std::tuple<Tensor, Tensor> llama_forward(const Tensor& ids, const Tensor& positi
       team.barrier(), kernel.linear(l.down, team);
     }
     team.barrier(), keep(n_layers, team);
-    copy_rows(n_logits, hidden, team, row(last), [&](int64_t i) {
-      return stream + logit_rows.const_data_ptr<int64_t>()[i] * hidden;
-    });
+    copy_rows(n_logits, hidden, team, row(last),
+              [&](int64_t i) { return stream + logit_rows.const_data_ptr<int64_t>()[i] * hidden; });
     team.barrier(), kernel.rms_norm(final_norm, team);
     team.barrier(), kernel.linear(head, team);
   });

@@ -42,7 +42,8 @@ Block make_block(const float* w, int n, Format f) {
   Block b{ssd::to_fp16(d), ssd::to_fp16(f == Format::q4_1 ? low : 0.f)};
   const float s = ssd::to_float(b.d);
   for (int j = 0; j < n; ++j) {
-    if (f == Format::int8) b.q[j] = s > 0 ? uint8_t(int8_t(std::nearbyint(std::min(127.f, std::max(-127.f, w[j] / s))))) : 0;
+    if (f == Format::int8)
+      b.q[j] = s > 0 ? uint8_t(int8_t(std::nearbyint(std::min(127.f, std::max(-127.f, w[j] / s))))) : 0;
     else if (f == Format::q8_0) b.q[j] = uint8_t(int8_t(std::round(w[j] * inverse)));
     else {
       const float x = f == Format::q4_0 ? w[j] * inverse + 8.5f : (w[j] - low) * inverse + 0.5f;

@@ -23,8 +23,13 @@ std::tuple<Tensor, Tensor> sample(const Tensor& logits, const Tensor& temperatur
   int64_t rows = logits.size(0);
   auto params = ssd::sampling_params(temperature, top_k, top_p, min_p, seeds, positions, rows);
   Tensor tokens = at::empty({rows}, at::kLong), scores = at::empty({logprobs ? rows : 0}, at::kFloat);
-  ssd::SampleArgs a{logits.const_data_ptr<float>(), logits.stride(0), rows, logits.size(1), params,
-                    tokens.mutable_data_ptr<int64_t>(), logprobs ? scores.mutable_data_ptr<float>() : nullptr};
+  ssd::SampleArgs a{logits.const_data_ptr<float>(),
+                    logits.stride(0),
+                    rows,
+                    logits.size(1),
+                    params,
+                    tokens.mutable_data_ptr<int64_t>(),
+                    logprobs ? scores.mutable_data_ptr<float>() : nullptr};
   ssd::pool().run([&](ssd::Team& team) { ssd::kernels().sample(a, team); }, rows);
   for (int64_t r = 0; r < rows; ++r) ssd::check_result(a.tokens[r], r);
   return {tokens, scores};
@@ -79,8 +84,12 @@ Tensor probs(const Tensor& logits, const Tensor& temperature, const Tensor& top_
   ssd::check_logits(logits);
   int64_t rows = logits.size(0), vocab = logits.size(1);
   Tensor p = at::empty({rows, vocab}, at::kFloat);
-  ssd::ProbsArgs a{logits.const_data_ptr<float>(), logits.stride(0), rows, vocab,
-                   ssd::filter_params(temperature, top_k, top_p, min_p, rows), p.mutable_data_ptr<float>()};
+  ssd::ProbsArgs a{logits.const_data_ptr<float>(),
+                   logits.stride(0),
+                   rows,
+                   vocab,
+                   ssd::filter_params(temperature, top_k, top_p, min_p, rows),
+                   p.mutable_data_ptr<float>()};
   ssd::pool().run([&](ssd::Team& team) { ssd::kernels().probs(a, team); }, rows);
   for (int64_t r = 0; r < rows; ++r) ssd::check_result(std::min<int64_t>(a.probs[r * vocab], 0), r);
   return p;
@@ -92,8 +101,9 @@ Tensor noise_words(const Tensor& seeds, const Tensor& positions, int64_t ids, in
   SSD_CHECK(ids >= 0 && ids < (int64_t(1) << 32), "ids: got ", ids, ", wanted 0 to 2^32 - 1");
   check_purpose(purpose);
   Tensor words = at::empty({seeds.size(0), ids}, at::kLong);
-  ssd::NoiseArgs a{seeds.const_data_ptr<int64_t>(), positions.const_data_ptr<int64_t>(), seeds.size(0), ids,
-                   uint32_t(purpose), words.mutable_data_ptr<int64_t>()};
+  ssd::NoiseArgs a{
+      seeds.const_data_ptr<int64_t>(),  positions.const_data_ptr<int64_t>(), seeds.size(0), ids, uint32_t(purpose),
+      words.mutable_data_ptr<int64_t>()};
   ssd::pool().run([&](ssd::Team& team) { ssd::kernels().noise(a, team); });
   return words;
 }

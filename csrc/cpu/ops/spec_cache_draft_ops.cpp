@@ -1,8 +1,8 @@
 // CPU registration of the draft lane's side of the speculation cache: the steps of ssd/spec_cache.h after checks.
 #include <torch/library.h>
 
-#include "spec_cache_checks.h"
 #include "cpu/timed_wait.h"
+#include "spec_cache_checks.h"
 
 namespace {
 using namespace ssd::spec;
@@ -22,9 +22,13 @@ Branches check_branches(const SpecCache& c, const Tensor& slots, const Tensor& e
   const int64_t n = tokens.size(2);
   SSD_CHECK(first >= 0 && first + n <= c.d.nodes, "tokens: got nodes ", first, " to ", first + n, ", wanted at most ",
             c.d.nodes);
-  Branches a{slots.const_data_ptr<int64_t>(), in<int64_t>(epochs, "epochs", {B}),
+  Branches a{slots.const_data_ptr<int64_t>(),
+             in<int64_t>(epochs, "epochs", {B}),
              in<int64_t>(tokens, "tokens", {B, C, n}),
-             in<int8_t>(parents, "parents", {B, C, n}), in<int32_t>(counts, "counts", {B, C}), B, n};
+             in<int8_t>(parents, "parents", {B, C, n}),
+             in<int32_t>(counts, "counts", {B, C}),
+             B,
+             n};
   for (int64_t i = 0; i < B; ++i) {
     const int64_t posted = int64_t(ssd::load_acquire(c.latest + a.slot[i]));
     SSD_CHECK(a.epoch[i] >= 1 && a.epoch[i] <= posted + 1, "epochs: got ", a.epoch[i], ", wanted at most ", posted + 1,

@@ -1,8 +1,8 @@
 // CPU registration of the verify lane's side of the speculation cache: the steps of ssd/spec_cache.h after checks.
 #include <torch/library.h>
 
-#include "spec_cache_checks.h"
 #include "cpu/timed_wait.h"
+#include "spec_cache_checks.h"
 
 namespace {
 using namespace ssd::spec;
@@ -61,8 +61,12 @@ Outcomes check_outcomes(const SpecCache& c, const Tensor& slots, const Tensor& p
   const int64_t B = check_slots(c, slots);
   SSD_CHECK(path.dim() == 2, "path: got ", path.dim(), " dimensions, wanted 2");
   const int64_t width = path.size(1);
-  Outcomes o{slots.const_data_ptr<int64_t>(), in<int8_t>(path, "path", {B, width}),
-             in<int32_t>(accepted, "accepted", {B}), in<int64_t>(emitted, "emitted", {B, width + 1}), B, width};
+  Outcomes o{slots.const_data_ptr<int64_t>(),
+             in<int8_t>(path, "path", {B, width}),
+             in<int32_t>(accepted, "accepted", {B}),
+             in<int64_t>(emitted, "emitted", {B, width + 1}),
+             B,
+             width};
   const int64_t most = std::min(width, c.d.nodes);
   for (int64_t i = 0; i < B; ++i) {
     SSD_CHECK(o.accepted[i] >= -1 && o.accepted[i] <= most, "accepted: got ", o.accepted[i], ", wanted -1 to ", most);

@@ -80,8 +80,8 @@ Results verify_rejection(const Tensor& logits, const Tensor& row_offsets, const 
   const int8_t* kind = kinds.const_data_ptr<int8_t>();
   for (int64_t b = 0; b < batch; ++b) {
     SSD_CHECK(kind[b] == ssd::kSampledKind || kind[b] == ssd::kDeterministicKind, "kinds: got ", int(kind[b]),
-              " for request ", b, ", wanted 1 (sampled) or 2 (deterministic): ",
-              "this rule is not that of coupled proposals");
+              " for request ", b,
+              ", wanted 1 (sampled) or 2 (deterministic): ", "this rule is not that of coupled proposals");
     SSD_CHECK(kind[b] != ssd::kSampledKind || q, "q: got none for request ", b,
               ", wanted the distributions that its proposals were sampled from");
     int64_t n = row_offsets.const_data_ptr<int32_t>()[b + 1] - row_offsets.const_data_ptr<int32_t>()[b] - 1;

@@ -68,15 +68,14 @@ SSD_INLINE f32x16 min(f32x16 a, f32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
 SSD_INLINE f32x16 select(uint32_t m, f32x16 a, f32x16 b) { return {_mm512_mask_blend_ps((__mmask16)m, b.v, a.v)}; }
 SSD_INLINE uint32_t less(f32x16 a, f32x16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ); }
 // x in lanes where a < b (or not), 0 in the others.
-SSD_INLINE f32x16 where_less(f32x16 a, f32x16 b, f32x16 x) {
-  return {_mm512_maskz_mov_ps((__mmask16)less(a, b), x.v)};
-}
+SSD_INLINE f32x16 where_less(f32x16 a, f32x16 b, f32x16 x) { return {_mm512_maskz_mov_ps((__mmask16)less(a, b), x.v)}; }
 SSD_INLINE f32x16 unless_less(f32x16 a, f32x16 b, f32x16 x) {
   return {_mm512_maskz_mov_ps((__mmask16)~less(a, b), x.v)};
 }
 // 2^n for the integer held in the low bits of n + 1.5 * 2^23.
 SSD_INLINE f32x16 exp2_int(f32x16 magic) {
-  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_castps_si512(magic.v), _mm512_set1_epi32(127)), 23))};
+  return {_mm512_castsi512_ps(
+      _mm512_slli_epi32(_mm512_add_epi32(_mm512_castps_si512(magic.v), _mm512_set1_epi32(127)), 23))};
 }
 SSD_INLINE void halves(f32x16 a, __m256& lo, __m256& hi) {
   lo = _mm512_castps512_ps256(a.v);
@@ -172,8 +171,12 @@ SSD_INLINE f32x16 load(const bf16* p) { SSD_LANES(to_float(p[i])); }
 SSD_INLINE f32x16 load(const fp16* p) { SSD_LANES(to_float(p[i])); }
 SSD_INLINE f32x16 load_pairs(const bf16* p) { SSD_LANES(to_float(p[i % 8 * 2 + i / 8])); }
 SSD_INLINE void store(float* p, f32x16 a) { std::memcpy(p, a.v, sizeof a.v); }
-SSD_INLINE void store(bf16* p, f32x16 a) { for (int i = 0; i < 16; ++i) p[i] = to_bf16(a.v[i]); }
-SSD_INLINE void store(fp16* p, f32x16 a) { for (int i = 0; i < 16; ++i) p[i] = to_fp16(a.v[i]); }
+SSD_INLINE void store(bf16* p, f32x16 a) {
+  for (int i = 0; i < 16; ++i) p[i] = to_bf16(a.v[i]);
+}
+SSD_INLINE void store(fp16* p, f32x16 a) {
+  for (int i = 0; i < 16; ++i) p[i] = to_fp16(a.v[i]);
+}
 SSD_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { SSD_LANES(std::fma(a.v[i], b.v[i], c.v[i])); }
 SSD_INLINE f32x16 operator+(f32x16 a, f32x16 b) { SSD_LANES(a.v[i] + b.v[i]); }
 SSD_INLINE f32x16 operator-(f32x16 a, f32x16 b) { SSD_LANES(a.v[i] - b.v[i]); }
@@ -193,9 +196,7 @@ SSD_INLINE uint32_t less(f32x16 a, f32x16 b) {
   return m;
 }
 // 2^n for the integer held in the low bits of n + 1.5 * 2^23.
-SSD_INLINE f32x16 exp2_int(f32x16 magic) {
-  SSD_LANES(from_bits((to_bits(magic.v[i]) + 127u) << 23));
-}
+SSD_INLINE f32x16 exp2_int(f32x16 magic) { SSD_LANES(from_bits((to_bits(magic.v[i]) + 127u) << 23)); }
 #undef SSD_LANES
 
 #endif

@@ -8,8 +8,16 @@ namespace ssd {
 struct bf16 { uint16_t bits; };
 struct fp16 { uint16_t bits; };
 
-inline uint32_t to_bits(float x) { uint32_t u; std::memcpy(&u, &x, 4); return u; }
-inline float from_bits(uint32_t u) { float x; std::memcpy(&x, &u, 4); return x; }
+inline uint32_t to_bits(float x) {
+  uint32_t u;
+  std::memcpy(&u, &x, 4);
+  return u;
+}
+inline float from_bits(uint32_t u) {
+  float x;
+  std::memcpy(&x, &u, 4);
+  return x;
+}
 
 inline float to_float(float x) { return x; }
 inline float to_float(bf16 x) { return from_bits(uint32_t(x.bits) << 16); }

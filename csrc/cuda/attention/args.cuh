@@ -66,10 +66,8 @@ SSD_DEV float log_sum(float m, float l) { return l == 0 ? m : __fmul_rn(__fadd_r
 
 template <class T>
 SSD_DEV void store_pair(const AttentionArgs& a, int64_t at, float x, float y) {
-  if (a.q_float)
-    *reinterpret_cast<float2*>(static_cast<float*>(a.out) + at) = {x, y};
-  else
-    *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(a.out) + at) = pack(T(), x, y);
+  if (a.q_float) *reinterpret_cast<float2*>(static_cast<float*>(a.out) + at) = {x, y};
+  else *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(a.out) + at) = pack(T(), x, y);
 }
 
 }  // namespace ssd::gpu

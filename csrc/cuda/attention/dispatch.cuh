@@ -11,7 +11,7 @@ constexpr bool attention_has(int64_t head_dim) {
 
 // How a launch maps the work to blocks; the bits are the same under every plan.
 struct AttentionPlan {
-  int wm;      // warps along the rows, 1, 2 or 4: more keep K and V in fewer blocks, fewer give few rows all four warps
+  int wm;  // warps along the rows, 1, 2 or 4: more keep K and V in fewer blocks, fewer give few rows all four warps
   bool split;  // one block for each span, then a merge
 };
 

@@ -23,8 +23,10 @@ struct SharedTiles {
   float* top;           // [WN, M]
   int2* keys;           // [kSpan]
   SSD_DEV explicit SharedTiles(SharedArena arena)
-      : q(arena.take<uint16_t>(S::M * S::LD)), k(arena.take<uint16_t>(2 * S::BK * S::LD)),
-        v(arena.take<uint16_t>(2 * S::BK * S::LD)), top(arena.take<float>(S::WN * S::M)),
+      : q(arena.take<uint16_t>(S::M * S::LD)),
+        k(arena.take<uint16_t>(2 * S::BK * S::LD)),
+        v(arena.take<uint16_t>(2 * S::BK * S::LD)),
+        top(arena.take<float>(S::WN * S::M)),
         keys(arena.take<int2>(kSpan)) {}
 };
 
@@ -224,11 +226,11 @@ __global__ void __launch_bounds__(kThreads, S::min_blocks) tree_attention_span_k
   const int block = int(blockIdx.x) - packed_blocks, per_row = (group + One::M - 1) / One::M;
   const bool alone = block >= 0;
   const int unit = alone ? block / a.alone_spans : int(blockIdx.x) % a.packed;
-  const Request r = find_request(a.row_offsets, a.requests, alone ? unit / per_row : unit, alone ? 1 : group,
-                                 alone ? 1 : S::M);
+  const Request r =
+      find_request(a.row_offsets, a.requests, alone ? unit / per_row : unit, alone ? 1 : group, alone ? 1 : S::M);
   if (r.index < 0) return;
   const int prefix = a.prefix_lens[r.index];
-  Tile tile = {r.index, r.row, r.rows, r.unit * S::M, prefix, a.mask ? prefix / kSpan * kSpan : prefix + 1,
+  Tile tile = {r.index,        r.row,  r.rows, r.unit * S::M, prefix, a.mask ? prefix / kSpan * kSpan : prefix + 1,
                a.mask ? 0 : 1, nullptr};
   int span = alone ? prefix / kSpan + block % a.alone_spans : int(blockIdx.x) / a.packed;
   if (alone) {

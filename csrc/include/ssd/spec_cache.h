@@ -55,29 +55,29 @@ enum SpecField {
 };
 
 // The sections of the block: name, type, elements. Who writes a section is said above it.
-#define SSD_SPEC_SECTIONS(X)                                       \
-  X(header, int64_t, 16) /* magic, sizes */                        \
-  /* verify lane, private */                                       \
-  X(round, int64_t, S)  /* the epoch in progress */                \
-  X(owner, int64_t, S)                                             \
-  X(length, int64_t, S)                                            \
-  /* verify lane, read by the draft lane: the mailbox */           \
-  X(active, uint32_t, S) /* the slab that verification reads */    \
-  X(latest, uint64_t, S) /* epoch of the newest outcome */         \
-  X(born, uint64_t, S)   /* life that the log belongs to */        \
-  X(claim, uint64_t, S)  /* log positions below have features */   \
-  X(record, int64_t, 2 * S * (kNext + N))                      \
-  X(log, int32_t, S * d.log)                                       \
-  X(features, uint64_t, S * d.feature_window * d.feature_words)    \
-  /* draft lane, read by the verify lane: the two slabs */         \
-  X(ready, uint64_t, 2 * S) /* the epoch that a slab answers */    \
-  X(kind, int32_t, 2 * S)   /* how its branches were drafted */    \
-  X(depth_ready, int32_t, 2 * S * C) /* nodes that stand */        \
-  X(keys, int64_t, 2 * S * C)                                      \
-  X(tokens, int32_t, 2 * S * C * N)                                \
-  X(parents, int8_t, 2 * S * C * N)                                \
-  X(q, float, 2 * S * C * N * d.q_width)                           \
-  /* draft lane, private */                                        \
+#define SSD_SPEC_SECTIONS(X)                                     \
+  X(header, int64_t, 16) /* magic, sizes */                      \
+  /* verify lane, private */                                     \
+  X(round, int64_t, S)  /* the epoch in progress */              \
+  X(owner, int64_t, S)                                           \
+  X(length, int64_t, S)                                          \
+  /* verify lane, read by the draft lane: the mailbox */         \
+  X(active, uint32_t, S) /* the slab that verification reads */  \
+  X(latest, uint64_t, S) /* epoch of the newest outcome */       \
+  X(born, uint64_t, S)   /* life that the log belongs to */      \
+  X(claim, uint64_t, S)  /* log positions below have features */ \
+  X(record, int64_t, 2 * S * (kNext + N))                        \
+  X(log, int32_t, S* d.log)                                      \
+  X(features, uint64_t, S* d.feature_window* d.feature_words)    \
+  /* draft lane, read by the verify lane: the two slabs */       \
+  X(ready, uint64_t, 2 * S) /* the epoch that a slab answers */  \
+  X(kind, int32_t, 2 * S)   /* how its branches were drafted */  \
+  X(depth_ready, int32_t, 2 * S * C) /* nodes that stand */      \
+  X(keys, int64_t, 2 * S * C)                                    \
+  X(tokens, int32_t, 2 * S * C * N)                              \
+  X(parents, int8_t, 2 * S * C * N)                              \
+  X(q, float, 2 * S * C * N * d.q_width)                         \
+  /* draft lane, private */                                      \
   X(candidates, int32_t, 2 * S * C * N * d.fan_out)
 
 #define SSD_COUNT(name, type, n) +1
@@ -196,8 +196,8 @@ struct SpecCache {
     uint64_t epoch = uint64_t(round[slot]);
     int64_t* r = record_of(epoch, slot);
     store_relaxed(r + kEpoch, int64_t(0));
-    const int64_t fields[kNext] = {0, owner[slot], int64_t(load_relaxed(born + slot)), node, token, branch, n,
-                                   length[slot]};
+    const int64_t fields[kNext] = {0, owner[slot], int64_t(load_relaxed(born + slot)), node, token, branch,
+                                   n, length[slot]};
     for (int i = kOwner; i < kNext; ++i) store_release(r + i, fields[i]);
     for (int64_t i = 0; i < n; ++i) store_release(r + kNext + i, next[i]);
     store_release(r + kEpoch, int64_t(epoch));

@@ -49,9 +49,13 @@ class Case {
   }
   bool has(const char* name) const { return entries_.count(name); }
   template <class T>
-  T* array(const char* name) const { return reinterpret_cast<T*>(find(name).data.get()); }
+  T* array(const char* name) const {
+    return reinterpret_cast<T*>(find(name).data.get());
+  }
   template <class T>
-  T* array_or_null(const char* name) const { return has(name) ? array<T>(name) : nullptr; }
+  T* array_or_null(const char* name) const {
+    return has(name) ? array<T>(name) : nullptr;
+  }
   int64_t integer(const char* name) const { return *array<int64_t>(name); }
   double real(const char* name) const { return *array<double>(name); }
   std::string text(const char* name) const { return {find(name).data.get(), find(name).bytes}; }
@@ -83,8 +87,8 @@ class Far {
   Far(const T* a, const int64_t (&sizes)[3], int64_t d, const int64_t* strides) {
     elements_ = d;
     for (int i = 0; i < 3; ++i) elements_ += (sizes[i] - 1) * strides[i];
-    void* p = mmap(nullptr, elements_ * sizeof(T), PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* p = mmap(nullptr, elements_ * sizeof(T), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                   -1, 0);
     if (p == MAP_FAILED) std::perror("far rows"), std::abort();
     data_ = static_cast<T*>(p);
     each(sizes, d, strides, [&](T* far, int64_t near) { std::copy_n(a + near, d, far); });

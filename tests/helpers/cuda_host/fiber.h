@@ -19,9 +19,7 @@ namespace cuda_host {
 constexpr size_t kStack = 256 << 10;
 
 #if defined(__x86_64__)
-struct Context {
-  void* sp = nullptr;
-};
+struct Context { void* sp = nullptr; };
 extern "C" void cuda_host_switch(void** save, void* load);
 asm(R"(
 .text
@@ -54,9 +52,7 @@ inline void make_context(Context& c, char* stack, void (*entry)()) {
   c.sp = top;
 }
 #else
-struct Context {
-  ucontext_t u;
-};
+struct Context { ucontext_t u; };
 inline void switch_context(Context& from, Context& to) { swapcontext(&from.u, &to.u); }
 inline void make_context(Context& c, char* stack, void (*entry)()) {
   getcontext(&c.u);
@@ -108,7 +104,9 @@ class Fiber {
     }
   }
 #if defined(__SANITIZE_ADDRESS__)
-  void start_switch(void** fake, const void* bottom, size_t size) { __sanitizer_start_switch_fiber(fake, bottom, size); }
+  void start_switch(void** fake, const void* bottom, size_t size) {
+    __sanitizer_start_switch_fiber(fake, bottom, size);
+  }
   void finish_switch(void* fake, const void** bottom, size_t* size) {
     __sanitizer_finish_switch_fiber(fake, bottom, size);
   }

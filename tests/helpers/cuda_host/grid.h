@@ -8,9 +8,7 @@
 
 #include "fiber.h"
 
-struct dim3 {
-  unsigned x = 1, y = 1, z = 1;
-};
+struct dim3 { unsigned x = 1, y = 1, z = 1; };
 inline dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace cuda_host {
@@ -177,8 +175,7 @@ class Block {
     }
     for (int w = 0; w < warp_count_; ++w)
       for (int l = 0; l < 32; ++l)
-        if (!threads_[w][l].open.empty() || !threads_[w][l].groups.empty())
-          fail("a thread ends with copies in flight");
+        if (!threads_[w][l].open.empty() || !threads_[w][l].groups.empty()) fail("a thread ends with copies in flight");
   }
 
   std::vector<std::unique_ptr<Thread[]>> threads_;  // [warp][lane]

@@ -1,9 +1,9 @@
 // harness CASES RESULTS: runs each case's kernel on the host.
 #include <algorithm>
 
+#include "attention/tile.cuh"
 #include "case.h"
 #include "kv_copy.cuh"
-#include "attention/tile.cuh"
 #include "verify_swap.cuh"
 
 void attention_bf16(cuda_host::Case&);

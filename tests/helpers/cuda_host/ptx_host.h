@@ -138,9 +138,7 @@ inline bool is_finite(fp16, uint32_t x) { return (x & 0x7c00u) != 0x7c00u; }
 // so a kernel's promises must hold under each of these.
 inline int mma_order = 0;  // 0: ascending, 1: pairs of pairs, 2: descending, 3: exact, then truncated
 
-struct Operands {
-  uint32_t a[4], b[2];
-};
+struct Operands { uint32_t a[4], b[2]; };
 template <class T>
 void mma(T t, float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   auto* block = cuda_host::Block::now;
@@ -153,8 +151,8 @@ void mma(T t, float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
       const Operands& left = all[4 * g + k % 8 / 2];
       const Operands& right = all[4 * col + k % 8 / 2];
       const int shift = k % 2 * 16;
-      products[k] = to_float(t, uint16_t(left.a[high + k / 8 * 2] >> shift)) *
-                    to_float(t, uint16_t(right.b[k / 8] >> shift));
+      products[k] =
+          to_float(t, uint16_t(left.a[high + k / 8 * 2] >> shift)) * to_float(t, uint16_t(right.b[k / 8] >> shift));
     }
     if (mma_order == 0) {
       for (int k = 0; k < 16; ++k) c[e] += products[k];
