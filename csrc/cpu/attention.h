@@ -1,78 +1,21 @@
 // Tree attention over a paged cache: one definition for decoding, prefill, verification and forests.
 //
-// A row sees the prefix of its request (implicit) and, of the tree slots behind it, those
-// whose bit is set in its mask words; without a mask, slots 0 to its own (a causal chain).
-// The j-th visible slot stands at position prefix + j. Keys are reduced by ascending
-// position in spans of kSpan positions: exact maximum of the span, exp, one sum per lane
-// (position mod 16), one chain of fma per output; spans are merged in order. So a row's
-// bits depend on its own keys only: not on the other rows, the slots or the threads.
+// A row sees the prefix of its request (implicitly) and those of the tree slots behind it whose bits are set in its
+// mask words; without a mask it sees slots 0 to its own, a causal chain. The j-th visible slot stands at position
+// prefix + j. Keys are reduced by ascending position in spans of kSpan positions: the exact maximum of the span, exp,
+// one sum per lane (position mod 16), one chain of fma per output; spans are merged in order. So a row's bits depend on
+// its own keys only, not on the other rows, the slots or the threads.
 //
-// The query heads of a KV head and the rows of a request are packed: a block of up to
-// kBlock vectors shares each K and V tile, which is read from the cache once a block.
+// The query heads of a KV head and the rows of a request are packed: a block of up to kBlock vectors shares each tile
+// of K and V, which is read from the cache once per block.
 #pragma once
+#include "attention_block.h"
+#include "attention_softmax.h"
 #include "dot.h"
-#include "kernels.h"
 #include "transpose.h"
 
 namespace ssd {
 namespace SSD_ISA {
-
-constexpr int kKeys = 64;  // keys scored at once
-static_assert(kSpan % kKeys == 0 && kKeys % 16 == 0);
-
-struct Block {  // the vectors of one task
-  int n, head_dim, words;
-  int prefix;                  // keys that every row sees
-  int64_t row[kBlock], head[kBlock];
-  int limit[kBlock];           // keys that the vector sees without a mask
-  const int64_t* bits[kBlock]; // its mask words, or null
-  float m[kBlock], l[kBlock];  // running maximum and sum
-};
-
-struct Scratch {
-  std::vector<float> memory;
-  float *q, *s, *y, *o, *kt, *v, *ts, *tv;
-  Scratch(int d, int slots) {
-    const int64_t sizes[] = {kBlock * d, kBlock * kSpan, kBlock * d,     kBlock * d,
-                             kKeys * d,  kSpan * d,      kBlock * slots, slots * d};
-    float** parts[] = {&q, &s, &y, &o, &kt, &v, &ts, &tv};
-    int64_t total = 16;
-    for (int64_t n : sizes) total += n;
-    memory.resize(total);
-    float* p = (float*)((uintptr_t(memory.data()) + 63) / 64 * 64);
-    for (int i = 0; i < 8; ++i) *parts[i] = p, p += sizes[i];
-  }
-};
-
-// Addresses of logical keys of one request and head.
-template <class T> struct Keys {
-  const T* base;
-  const int32_t* pages;
-  int64_t page_stride, slot_stride, page_size;
-  void addresses(int64_t first, int n, const T** out) const {
-    int64_t page = first / page_size, slot = first % page_size;
-    for (int i = 0; i < n; ++i) {
-      out[i] = base + pages[page] * page_stride + slot * slot_stride;
-      if (++slot == page_size) slot = 0, ++page;
-    }
-  }
-};
-
-// Fetches n keys from memory, a line at a time while something else is computed: of a burst the CPU drops what
-// exceeds the misses that it can have under way (a few dozen).
-template <class T> struct Fetch {
-  const T* const* at;
-  int n, bytes;  // keys, bytes of a key
-  int i = 0, b = 0;
-  SSD_INLINE void next() {
-    if (i >= n) return;
-    __builtin_prefetch((const char*)at[i] + b);
-    if ((b += 64) >= bytes) b = 0, ++i;
-  }
-  void until(int end) {
-    while (i < std::min(end, n)) next();
-  }
-};
 
 // Scores of the keys at at[0..n), n <= kKeys, into columns of s for vectors [i0, i1).
 template <class T>
@@ -123,116 +66,106 @@ void weighted_sum(const float* s, int rows, const T* const* at, int n, int d, fl
       });
 }
 
-// s[0, n) becomes e^(s - maximum); returns maximum and sum.
-SSD_INLINE void softmax(float* s, int n, float& m, float& l) {
-  f32x16 top = set1(-INFINITY);
-  for (int i = 0; i < n; i += 16)
-    top = max(n - i < 16 ? select((1u << (n - i)) - 1, load(s + i), top) : load(s + i), top);
-  m = reduce_max(top);
-  f32x16 sum = zero();
-  for (int i = 0; i < n; i += 16) {
-    f32x16 e = exp(load(s + i) - set1(m));
-    if (n - i < 16) e = select((1u << (n - i)) - 1, e, zero());
-    store(s + i, e);
-    sum = sum + e;
+// The keys of one span, and how many of them each vector of the block sees.
+template <class T> struct Span {
+  int first;  // position of its first key
+  int implicit[kBlock];  // keys seen by position: of the prefix or of a chain
+  int total[kBlock];  // these and the vector's tree slots
+  int most = 0;  // maximum of implicit
+  int later;  // keys of the next span, to fetch meanwhile
+  const T *k[kSpan], *v[kSpan], *next[kSpan];
+  float m[kBlock], l[kBlock];  // maximum and sum of each vector
+
+  Span(const Block& b, const Keys<T>& ks, const Keys<T>& vs, int span) : first(span * kSpan) {
+    for (int i = 0; i < b.n; ++i) {
+      implicit[i] = std::clamp(b.limit[i] - first, 0, kSpan);
+      const int all = b.limit[i] + (b.bits[i] ? count_bits(b.bits[i], b.words) : 0);
+      total[i] = std::clamp(all - first, 0, kSpan);
+      most = std::max(most, implicit[i]);
+    }
+    later = std::clamp(b.limit[b.n - 1] - first - kSpan, 0, kSpan);
+    ks.addresses(first, most, k);
+    vs.addresses(first, most, v);
+    ks.addresses(first + kSpan, later, next);
   }
-  l = reduce_add(sum);
-}
 
-SSD_INLINE float exp1(float x) {
-  float t[16];
-  store(t, exp(set1(x)));
-  return t[0];
-}
-
-// The state (m, l, o) of one vector takes in a span (ms, ls, y).
-SSD_INLINE void merge(float& m, float& l, float* o, float ms, float ls, const float* y, int d) {
-  if (m == -INFINITY && l == 0) {
-    m = ms, l = ls;
-    std::memcpy(o, y, d * sizeof(float));
-    return;
+  // The tree slots that vector i sees in this span, ascending; returns how many.
+  int tree_slots(const Block& b, int i, int32_t* out) const {
+    const int from = std::max(0, first - b.limit[i]);
+    return slots_of(b.bits[i], b.words, from, from + total[i] - implicit[i], out);
   }
-  const float top = m > ms ? m : ms, old = exp1(m - top), now = exp1(ms - top);
-  l = l * old + ls * now;
-  for (int i = 0; i < d; i += 16) store(o + i, fma(load(o + i), set1(old), load(y + i) * set1(now)));
-  m = top;
+};
+
+// Scores of the span's implicit keys to z.s, while its values are fetched.
+template <class T> SSD_INLINE void span_scores(const AttentionArgs& a, const Block& b, Scratch& z, const Span<T>& s) {
+  Fetch<T> fetch{s.v, s.most, int(b.head_dim * sizeof(T))};
+  for (int j = 0; j < s.most; j += kKeys) {
+    int i0 = 0;  // the later a vector's row, the more keys it sees
+    while (s.implicit[i0] <= j) ++i0;
+    scores(a, b, z, s.k + j, std::min(kKeys, s.most - j), i0, b.n, z.s + j, kSpan, fetch);
+  }
 }
 
-// The slots of a row's mask at ranks [j0, j1), ascending; ranks are counted from 0.
-inline int slots_of(const int64_t* bits, int words, int j0, int j1, int32_t* out) {
-  int rank = 0, n = 0;
-  for (int w = 0; w < words && rank < j1; ++w)
-    for (uint64_t x = uint64_t(bits[w]); x && rank < j1; x &= x - 1, ++rank)
-      if (rank >= j0) out[n++] = w * 64 + __builtin_ctzll(x);
-  return n;
+// Weights of each vector from its scores, those of its tree slots behind the implicit ones.
+template <class T>
+SSD_INLINE void span_softmax(const Block& b, Scratch& z, Span<T>& s, int slots, bool direct, Fetch<T>& fetch) {
+  int32_t list[kSpan];
+  for (int i = 0; i < b.n; ++i) {
+    float* row = z.s + i * kSpan;
+    if (s.total[i] > s.implicit[i]) {
+      const int n = s.tree_slots(b, i, list);
+      for (int j = 0; j < n; ++j) row[s.implicit[i] + j] = z.ts[i * slots + list[j]];
+    }
+    if (s.total[i] > 0) softmax(row, s.total[i], s.m[i], s.l[i]);
+    if (!direct) fetch.until(s.later * (i + 1) / b.n);
+  }
 }
 
-inline int count_bits(const int64_t* bits, int words) {
-  int n = 0;
-  for (int w = 0; w < words; ++w) n += __builtin_popcountll(uint64_t(bits[w]));
-  return n;
+// Continues the sums of vector i from key `common` on, up to which its tile has summed for all of its vectors.
+template <class T>
+SSD_INLINE void sum_own_keys(const Block& b, Scratch& z, const Span<T>& s, int i, int common, int slots, bool direct) {
+  const int d = b.head_dim, implicit = s.implicit[i], total = s.total[i];
+  const float* w = z.s + i * kSpan;
+  int32_t list[kSpan];
+  if (total > implicit) s.tree_slots(b, i, list);
+  for (int p = 0; p < d / 16 && common < total; ++p) {
+    f32x16 acc = load(z.y + i * d + 16 * p);
+    for (int j = common; j < implicit; ++j)
+      acc = fma(set1(w[j]), direct ? load(s.v[j] + 16 * p) : load(z.v + (int64_t(p) * kSpan + j) * 16), acc);
+    for (int j = implicit; j < total; ++j)
+      acc = fma(set1(w[j]), load(z.tv + (int64_t(p) * slots + list[j - implicit]) * 16), acc);
+    store(z.y + i * d + 16 * p, acc);
+  }
 }
 
-// One span of a block: scores, softmax and values; merged into the state of each vector.
+// Weighted sums of the values, merged into the state of each vector. A tile of vectors shares the keys that all of them
+// see; each then goes on with its own, so every element stays one chain of fma.
+template <class T>
+SSD_INLINE void span_sums(Block& b, Scratch& z, const Span<T>& s, int slots, bool direct, Fetch<T>& fetch) {
+  const int d = b.head_dim;
+  for (int i0 = 0; i0 < b.n; i0 += kRowTile) {
+    const int n = std::min(kRowTile, b.n - i0);
+    const int common = *std::min_element(s.implicit + i0, s.implicit + i0 + n);
+    if (direct) weighted_sum(z.s, n, s.v, common, d, z.y, fetch);
+    else product(z.s + i0 * kSpan, kSpan, n, z.v, 16 * kSpan, d / 16, common, z.y + i0 * d, d);
+    for (int i = i0; i < i0 + n; ++i) {
+      if (s.total[i] == 0) continue;
+      sum_own_keys(b, z, s, i, common, slots, direct);
+      merge(b.m[i], b.l[i], z.o + i * d, s.m[i], s.l[i], z.y + i * d, d);
+    }
+  }
+}
+
 template <class T>
 void span_pass(const AttentionArgs& a, Block& b, Scratch& z, const Keys<T>& ks, const Keys<T>& vs, int span,
                int slots) {
-  const T *at[kSpan], *v_at[kSpan], *next[kSpan];
-  const int d = b.head_dim, p0 = span * kSpan;
-  int implicit[kBlock], total[kBlock], most = 0;  // keys of the span in the implicit part, and with tree slots
-  for (int i = 0; i < b.n; ++i) {
-    implicit[i] = std::clamp(b.limit[i] - p0, 0, kSpan);
-    const int all = b.limit[i] + (b.bits[i] ? count_bits(b.bits[i], b.words) : 0);
-    total[i] = std::clamp(all - p0, 0, kSpan);
-    most = std::max(most, implicit[i]);
-  }
-  const int later = std::clamp(b.limit[b.n - 1] - p0 - kSpan, 0, kSpan), bytes = d * sizeof(T);
-  ks.addresses(p0, most, at);
-  vs.addresses(p0, most, v_at);
-  ks.addresses(p0 + kSpan, later, next);
-  Fetch<T> v_fetch{v_at, most, bytes}, k_fetch{next, later, bytes};  // memory works while this is computed
-  for (int j = 0; j < most; j += kKeys) {
-    int i0 = 0;  // rows see more keys the later they come
-    while (implicit[i0] <= j) ++i0;
-    scores(a, b, z, at + j, std::min(kKeys, most - j), i0, b.n, z.s + j, kSpan, v_fetch);
-  }
+  Span<T> s(b, ks, vs, span);
+  Fetch<T> fetch{s.next, s.later, int(b.head_dim * sizeof(T))};  // memory works while this span is computed
   const bool direct = b.n <= kRowTile;  // one tile of vectors reads the values where they are
-  if (!direct) values(v_at, most, d, z.v, kSpan, 0);
-  float ms[kBlock], ls[kBlock];
-  int32_t list[kSpan];
-  for (int i = 0; i < b.n; ++i) {
-    float* s = z.s + i * kSpan;
-    if (total[i] > implicit[i]) {
-      const int j0 = std::max(0, p0 - b.limit[i]);
-      const int n = slots_of(b.bits[i], b.words, j0, j0 + total[i] - implicit[i], list);
-      for (int j = 0; j < n; ++j) s[implicit[i] + j] = z.ts[i * slots + list[j]];
-    }
-    if (total[i] > 0) softmax(s, total[i], ms[i], ls[i]);
-    if (!direct) k_fetch.until(later * (i + 1) / b.n);
-  }
-  for (int i0 = 0; i0 < b.n;) {  // tiles of vectors share the keys that all of them see
-    const int n = std::min(kRowTile, b.n - i0);
-    int common = kSpan;
-    for (int i = i0; i < i0 + n; ++i) common = std::min(common, implicit[i]);
-    if (direct) weighted_sum(z.s, n, v_at, common, d, z.y, k_fetch);
-    else product(z.s + i0 * kSpan, kSpan, n, z.v, 16 * kSpan, d / 16, common, z.y + i0 * d, d);
-    i0 += n;
-    for (int i = i0 - n; i < i0; ++i) {
-      if (total[i] == 0) continue;
-      const int j0 = std::max(0, p0 - b.limit[i]);
-      if (total[i] > implicit[i]) slots_of(b.bits[i], b.words, j0, j0 + total[i] - implicit[i], list);
-      for (int p = 0; p < d / 16 && common < total[i]; ++p) {
-        f32x16 acc = load(z.y + i * d + 16 * p);
-        for (int j = common; j < implicit[i]; ++j)
-          acc = fma(set1(z.s[i * kSpan + j]),
-                    direct ? load(v_at[j] + 16 * p) : load(z.v + (int64_t(p) * kSpan + j) * 16), acc);
-        for (int j = implicit[i]; j < total[i]; ++j)
-          acc = fma(set1(z.s[i * kSpan + j]), load(z.tv + (int64_t(p) * slots + list[j - implicit[i]]) * 16), acc);
-        store(z.y + i * d + 16 * p, acc);
-      }
-      merge(b.m[i], b.l[i], z.o + i * d, ms[i], ls[i], z.y + i * d, d);
-    }
-  }
+  span_scores(a, b, z, s);
+  if (!direct) values(s.v, s.most, b.head_dim, z.v, kSpan, 0);
+  span_softmax(b, z, s, slots, direct, fetch);
+  span_sums(b, z, s, slots, direct, fetch);
 }
 
 // Scores and values of the tree slots that any row of the block sees.
@@ -277,28 +210,33 @@ inline void write_vector(const AttentionArgs& a, int64_t row, int64_t head, floa
   if (a.lse) a.lse[row * a.heads + head] = any ? m + std::log(l) : -INFINITY;
 }
 
-template <class T> void attention_task(const AttentionArgs& a, const AttentionTask& t, float* partials) {
-  static thread_local std::unique_ptr<Scratch> kept;
-  static thread_local int kept_d = 0, kept_slots = -1;
+// The vectors of a task; slots becomes the tree slots to hold for them, a multiple of 16.
+inline Block block_of(const AttentionArgs& a, const AttentionTask& t, int& slots) {
   Block b{};
-  b.head_dim = int(a.head_dim), b.words = int(a.words), b.n = t.n;
-  const int d = b.head_dim, group = int(a.heads / a.kv_heads), first = a.row_offsets[t.request];
+  b.n = t.n;
+  b.head_dim = int(a.head_dim);
+  b.words = int(a.words);
   b.prefix = a.prefix_lens[t.request];
-  int slots = 0;
+  const int group = int(a.heads / a.kv_heads), first = a.row_offsets[t.request];
+  int used = 0;
   for (int i = 0; i < b.n; ++i) {
-    b.m[i] = -INFINITY, b.l[i] = 0;
-    b.row[i] = first + (t.vec + i) / group, b.head[i] = int64_t(t.kv_head) * group + (t.vec + i) % group;
+    b.m[i] = -INFINITY;
+    b.row[i] = first + (t.vec + i) / group;
+    b.head[i] = int64_t(t.kv_head) * group + (t.vec + i) % group;
     b.limit[i] = a.mask ? b.prefix : b.prefix + int(b.row[i] - first) + 1;
     b.bits[i] = a.mask ? a.mask + b.row[i] * a.words : nullptr;
     for (int w = 0; a.mask && w < b.words; ++w)
-      if (b.bits[i][w]) slots = std::max(slots, w * 64 + 64 - __builtin_clzll(uint64_t(b.bits[i][w])));
+      if (b.bits[i][w]) used = std::max(used, w * 64 + 64 - __builtin_clzll(uint64_t(b.bits[i][w])));
   }
-  slots = (slots + 15) / 16 * 16;
-  if (kept_d < d || kept_slots < slots) {
-    kept_d = std::max(d, kept_d), kept_slots = std::max(slots, kept_slots);
-    kept = std::make_unique<Scratch>(kept_d, kept_slots);
-  }
-  Scratch& z = *kept;
+  slots = (used + 15) / 16 * 16;
+  return b;
+}
+
+template <class T> void attention_task(const AttentionArgs& a, const AttentionTask& t, float* partials) {
+  int slots;
+  Block b = block_of(a, t, slots);
+  const int d = b.head_dim;
+  Scratch& z = scratch_for(d, slots);
   std::fill(z.o, z.o + b.n * d, 0.f);
   for (int i = 0; i < b.n; ++i) read_vector(a, b.row[i], b.head[i], z.q + i * d);
   const int32_t* pages = a.page_table + t.request * a.table_row;
@@ -312,7 +250,8 @@ template <class T> void attention_task(const AttentionArgs& a, const AttentionTa
       continue;
     }
     float* p = partials + (t.partial + i) * (d + 2);  // one span of a split pass
-    p[0] = b.m[i], p[1] = b.l[i];
+    p[0] = b.m[i];
+    p[1] = b.l[i];
     std::memcpy(p + 2, z.o + i * d, d * sizeof(float));
   }
 }

@@ -115,13 +115,13 @@ void kv_copy(const Tensor& k, const Tensor& v, const Tensor& sources, const Tens
   auto aligned = [](const Tensor& t) { return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0; };
   SSD_CHECK(bytes % 16 == 0 && aligned(k) && aligned(v), "k_cache: got ", bytes,
             " bytes a slot, wanted a multiple of 16 and both caches aligned to 16 bytes");
-  KvCopyArgs a{static_cast<uint4*>(k.mutable_data_ptr()),
-               static_cast<uint4*>(v.mutable_data_ptr()),
-               k.stride(0) * k.element_size() / 16,
-               bytes / 16,
-               dense<int64_t>(sources, "sources", k, {n}),
-               dense<int64_t>(targets, "targets", k, {n}),
-               n};
+  KvCopyArgs a{.k = static_cast<uint4*>(k.mutable_data_ptr()),
+               .v = static_cast<uint4*>(v.mutable_data_ptr()),
+               .layer = k.stride(0) * k.element_size() / 16,
+               .units = bytes / 16,
+               .sources = dense<int64_t>(sources, "sources", k, {n}),
+               .targets = dense<int64_t>(targets, "targets", k, {n}),
+               .moves = n};
   const c10::DeviceGuard guard(k.device());
   check_launch(launch_kv_copy(a, k.size(0), stream_of(k)), "kv_copy");
 }

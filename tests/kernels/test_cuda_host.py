@@ -142,11 +142,11 @@ EDITS = [  # in one build, where PLANTED(n) is true if a case asks for fault n
         "cp_async_wait<2>();  // V has landed\n    __syncthreads();",
         "if (!PLANTED(3)) cp_async_wait<2>();\n    if (!PLANTED(4)) __syncthreads();",
     ),
-    ("attention/tree_attention.cuh", "< end[h] ?", "< end[h] + PLANTED(5) ?"),
+    ("attention/online_softmax.cuh", "< end[h] ?", "< end[h] + PLANTED(5) ?"),
     (
-        "attention/tree_attention.cuh",
-        "(WN > 1) {\n      __syncthreads();",
-        "(WN > 1) {\n      if (!PLANTED(6)) __syncthreads();",
+        "attention/online_softmax.cuh",
+        "(WN > 1) {\n    __syncthreads();",
+        "(WN > 1) {\n    if (!PLANTED(6)) __syncthreads();",
     ),
 ]
 FAULTS = {

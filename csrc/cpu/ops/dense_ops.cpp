@@ -17,15 +17,15 @@ void check_norm(const Tensor& x, const Tensor& weight) {
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   check_norm(x, weight);
   Tensor y = at::empty_like(x);
-  ssd::RmsNormArgs a{x.const_data_ptr<float>(),
-                     nullptr,
-                     weight.const_data_ptr<float>(),
-                     y.mutable_data_ptr<float>(),
-                     nullptr,
-                     x.size(0),
-                     x.size(1),
-                     x.size(1),
-                     float(eps)};
+  ssd::RmsNormArgs a{.x = x.const_data_ptr<float>(),
+                     .residual = nullptr,
+                     .weight = weight.const_data_ptr<float>(),
+                     .y = y.mutable_data_ptr<float>(),
+                     .sum = nullptr,
+                     .rows = x.size(0),
+                     .n = x.size(1),
+                     .y_stride = x.size(1),
+                     .eps = float(eps)};
   ssd::pool().run([&](ssd::Team& team) { ssd::kernels().rms_norm(a, team); });
   return y;
 }
@@ -35,15 +35,15 @@ std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual,
   ssd::check_dense(residual, "residual", at::kFloat, 2);
   SSD_CHECK(residual.sizes() == x.sizes(), "residual: got shape ", residual.sizes(), ", wanted ", x.sizes());
   Tensor y = at::empty_like(x), sum = at::empty_like(x);
-  ssd::RmsNormArgs a{x.const_data_ptr<float>(),
-                     residual.const_data_ptr<float>(),
-                     weight.const_data_ptr<float>(),
-                     y.mutable_data_ptr<float>(),
-                     sum.mutable_data_ptr<float>(),
-                     x.size(0),
-                     x.size(1),
-                     x.size(1),
-                     float(eps)};
+  ssd::RmsNormArgs a{.x = x.const_data_ptr<float>(),
+                     .residual = residual.const_data_ptr<float>(),
+                     .weight = weight.const_data_ptr<float>(),
+                     .y = y.mutable_data_ptr<float>(),
+                     .sum = sum.mutable_data_ptr<float>(),
+                     .rows = x.size(0),
+                     .n = x.size(1),
+                     .y_stride = x.size(1),
+                     .eps = float(eps)};
   ssd::pool().run([&](ssd::Team& team) { ssd::kernels().rms_norm(a, team); });
   return {y, sum};
 }

@@ -1,5 +1,5 @@
-// A whole forward pass as one operator: the layer loop on the kept threads, barriers between the
-// same kernels that the single operators run, so the bits are those of their composition.
+// A whole forward pass as one operator: the layer loop runs on the pool's threads, with barriers between the same
+// kernels that the single operators run, so the bits are those of their composition.
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -9,48 +9,230 @@
 namespace {
 using at::Tensor;
 
-constexpr int kPerLayer =
-    12;  // attention norm, qkv, bias, o, bias, mlp norm, gate_up, bias, down, bias, q norm, k norm
+// The tensors of a layer, in the order of `layers`; empty where the model has none.
+enum Weight {
+  kAttentionNorm,
+  kQkv,
+  kQkvBias,
+  kO,
+  kOBias,
+  kMlpNorm,
+  kGateUp,
+  kGateUpBias,
+  kDown,
+  kDownBias,
+  kQNorm,
+  kKNorm,
+  kPerLayer
+};
 
-struct Layer {
-  ssd::RmsNormArgs attention_norm, mlp_norm;
-  ssd::LinearArgs qkv, o, gate_up, down;
-  ssd::RopeArgs rope;
-  ssd::AttentionArgs attention;
+// The operator's arguments.
+struct Call {
+  const Tensor &ids, &positions, &slots, &row_offsets, &prefix_lens, &page_table;
+  const std::optional<Tensor>& mask;
+  const Tensor &logit_rows, &k_cache, &v_cache, &embedding;
+  at::TensorList layers;
+  const Tensor &norm, &lm_head, &cos, &sin;
+  int64_t heads, inner_size;
+  double eps, scale;
+  std::optional<int64_t> outputs;
+  const std::optional<Tensor>&hidden_in, &hidden_norm;
+  at::IntArrayRef feature_layers;
+
+  int64_t rows() const { return ids.size(0); }
+  int64_t hidden() const { return embedding.size(1); }
+  int64_t n_layers() const { return k_cache.size(0); }
+  int64_t n_logits() const { return logit_rows.size(0); }
+  int64_t kv_heads() const { return k_cache.size(3); }
+  int64_t head_dim() const { return k_cache.size(4); }
+  int64_t vocab() const { return outputs.value_or(embedding.size(0)); }
+  int64_t inner_padded() const { return ssd::panels(inner_size) * ssd::kPanel; }
+};
+
+void check(const Call& c) {
+  ssd::check_embedding(c.ids, c.embedding);
+  SSD_CHECK(c.k_cache.dim() == 5 && c.k_cache.sizes() == c.v_cache.sizes(), "k_cache: got shape ", c.k_cache.sizes(),
+            ", wanted [layers, pages, page_size, Hkv, D] as v_cache, ", c.v_cache.sizes());
+  const int64_t n_layers = c.n_layers(), rows = c.rows(), hidden = c.hidden();
+  SSD_CHECK(int64_t(c.layers.size()) == n_layers * kPerLayer, "layers: got ", c.layers.size(), " tensors, wanted ",
+            int(kPerLayer), " for each of ", n_layers, " layers");
+  ssd::check_dense(c.logit_rows, "logit_rows", at::kLong, 1);
+  for (int64_t i = 0; i < c.n_logits(); ++i) {
+    const int64_t r = c.logit_rows.const_data_ptr<int64_t>()[i];
+    SSD_CHECK(r >= 0 && r < rows, "logit_rows: got ", r, ", wanted 0 to ", rows - 1);
+  }
+  for (int64_t n : c.feature_layers)
+    SSD_CHECK(n >= 0 && n <= n_layers, "feature_layers: got ", n, ", wanted 0 to ", n_layers, " layers");
+  SSD_CHECK(c.hidden_in.has_value() == c.hidden_norm.has_value(), "hidden_norm: got ", c.hidden_norm ? "one" : "none",
+            ", wanted one if and only if hidden is given");
+  if (!c.hidden_in) return;
+  ssd::check_dense(*c.hidden_in, "hidden", at::kFloat, 2);
+  SSD_CHECK(c.hidden_in->size(0) == rows && c.hidden_in->size(1) == hidden, "hidden: got shape ", c.hidden_in->sizes(),
+            ", wanted [", rows, ", ", hidden, "]");
+  SSD_CHECK(n_layers, "hidden: got a model without layers, wanted one that hidden can enter");
+}
+
+Tensor fresh(at::IntArrayRef shape) { return at::empty(shape, at::kFloat); }
+
+// Intermediate results, which all layers share.
+struct Buffers {
+  Tensor x;             // [rows, hidden] the residual stream
+  Tensor normed;        // [rows, hidden]
+  Tensor qkv, q;        // [rows, (heads + 2 kv_heads) d], [rows, heads, d]
+  Tensor mixed, inner;  // [rows, heads d] out of attention, [rows, inner_padded] between gate_up and down
+  Tensor last, last_normed;  // [n_logits, hidden]
+  Tensor logits, features;
+  Tensor embedded, entering;  // for a feature draft: embeddings, and both halves of the first layer's input
+  ssd::RowScratch scratch;
+
+  explicit Buffers(const Call& c)
+      : x(fresh({c.rows(), c.hidden()})),
+        normed(fresh({c.rows(), c.hidden()})),
+        qkv(fresh({c.rows(), (c.heads + 2 * c.kv_heads()) * c.head_dim()})),
+        q(fresh({c.rows(), c.heads, c.head_dim()})),
+        mixed(fresh({c.rows(), c.heads * c.head_dim()})),
+        inner(fresh({c.rows(), c.inner_padded()})),
+        last(fresh({c.n_logits(), c.hidden()})),
+        last_normed(fresh({c.n_logits(), c.hidden()})),
+        logits(fresh({c.n_logits(), c.vocab()})),
+        features(fresh({c.rows(), int64_t(c.feature_layers.size()) * c.hidden()})),
+        embedded(c.hidden_in ? fresh({c.rows(), c.hidden()}) : x),
+        entering(c.hidden_in ? fresh({c.rows(), 2 * c.hidden()}) : normed),
+        scratch(std::max(c.rows(), c.n_logits()),
+                std::max({entering.size(1), c.heads * c.head_dim(), c.inner_padded()})) {}
 };
 
 std::optional<Tensor> if_any(const Tensor& t) { return t.numel() ? std::optional<Tensor>(t) : std::nullopt; }
 
-// y may be wider than x: the result then starts at column `at`.
-ssd::RmsNormArgs norm_args(const Tensor& weight, const Tensor& x, const Tensor& y, double eps, int64_t at = 0) {
+// y may be wider than x: the result then starts at `column`.
+ssd::RmsNormArgs norm_args(const Tensor& weight, const Tensor& x, const Tensor& y, double eps, int64_t column = 0) {
   ssd::check_dense(weight, "norm", at::kFloat, 1);
   SSD_CHECK(weight.size(0) == x.size(1), "norm: got ", weight.size(0), " elements, wanted ", x.size(1));
-  return {x.const_data_ptr<float>(),
-          nullptr,
-          weight.const_data_ptr<float>(),
-          y.mutable_data_ptr<float>() + at,
-          nullptr,
-          x.size(0),
-          x.size(1),
-          y.size(1),
-          float(eps)};
+  return {.x = x.const_data_ptr<float>(),
+          .residual = nullptr,
+          .weight = weight.const_data_ptr<float>(),
+          .y = y.mutable_data_ptr<float>() + column,
+          .sum = nullptr,
+          .rows = x.size(0),
+          .n = x.size(1),
+          .y_stride = y.size(1),
+          .eps = float(eps)};
 }
 
-// The thread's share of n rows of width floats, row i to to(i) from from(i).
-template <class To, class From>
-void copy_rows(int64_t n, int64_t width, ssd::Team& team, To to, From from) {
+// y = x W^T (+ bias) (+ y where accumulate: the residual stream)
+ssd::LinearArgs layer_linear(const Buffers& b, const char* name, const Tensor& x, const Tensor& w,
+                             const std::optional<Tensor>& bias, const Tensor& y, int64_t n, bool swiglu,
+                             bool accumulate) {
+  auto a = ssd::linear_args("the input", name, x.size(0), x.size(1), w, n, bias, swiglu);
+  a.x = x.const_data_ptr<float>();
+  a.y = y.mutable_data_ptr<float>();
+  if (accumulate) a.residual = a.y;
+  b.scratch.lend(a);
+  return a;
+}
+
+struct Layer {  // the kernels' arguments, in the order in which they run
+  ssd::RmsNormArgs attention_norm;
+  ssd::LinearArgs qkv;
+  ssd::RopeArgs rope;
+  ssd::AttentionArgs attention;
+  ssd::LinearArgs o;
+  ssd::RmsNormArgs mlp_norm;
+  ssd::LinearArgs gate_up, down;
+};
+
+Layer layer_args(const Call& c, const Buffers& b, int64_t i) {
+  const Tensor* w = &c.layers[i * kPerLayer];
+  const Tensor k = c.k_cache[i], v = c.v_cache[i];
+  const Tensor& input = i ? b.normed : b.entering;
+  Layer l;
+  l.attention_norm = norm_args(w[kAttentionNorm], i ? b.x : b.embedded, input, c.eps);
+  l.qkv = layer_linear(b, "qkv", input, w[kQkv], if_any(w[kQkvBias]), b.qkv, b.qkv.size(1), false, false);
+  l.rope =
+      ssd::rope_args(b.qkv, c.cos, c.sin, c.positions, c.slots, k, v, b.q, if_any(w[kQNorm]), if_any(w[kKNorm]), c.eps);
+  l.attention = ssd::attention_args(b.q, k, v, c.page_table, c.prefix_lens, c.row_offsets, c.mask, c.scale, 0);
+  l.attention.out = b.mixed.mutable_data_ptr();
+  l.o = layer_linear(b, "o", b.mixed, w[kO], if_any(w[kOBias]), b.x, c.hidden(), false, true);
+  l.mlp_norm = norm_args(w[kMlpNorm], b.x, b.normed, c.eps);
+  l.gate_up = layer_linear(b, "gate_up", b.normed, w[kGateUp], if_any(w[kGateUpBias]), b.inner, 2 * c.inner_padded(),
+                           true, false);
+  l.down = layer_linear(b, "down", b.inner, w[kDown], if_any(w[kDownBias]), b.x, c.hidden(), false, true);
+  return l;
+}
+
+struct Pass {  // all that the threads need, checked
+  std::vector<Layer> layers;
+  std::optional<ssd::RmsNormArgs> hidden_norm;
+  ssd::RmsNormArgs final_norm;
+  ssd::LinearArgs head;
+  ssd::AttentionPlan plan;
+  Tensor partials;
+};
+
+Pass pass_args(const Call& c, const Buffers& b, int threads) {
+  Pass p;
+  p.layers.reserve(c.n_layers());
+  for (int64_t i = 0; i < c.n_layers(); ++i) p.layers.push_back(layer_args(c, b, i));
+  if (c.hidden_in) p.hidden_norm = norm_args(*c.hidden_norm, *c.hidden_in, b.entering, c.eps, c.hidden());
+  p.final_norm = norm_args(c.norm, b.last, b.last_normed, c.eps);
+  p.head = layer_linear(b, "lm_head", b.last_normed, c.lm_head, std::nullopt, b.logits, c.vocab(), false, false);
+  if (c.n_layers() && c.rows()) p.plan = ssd::plan_attention(p.layers[0].attention, threads);
+  p.partials = fresh({p.plan.partials * (c.head_dim() + 2)});
+  return p;
+}
+
+// Copies the thread's share of n rows of width floats: row i from from(i) to to(i).
+template <class To, class From> void copy_rows(int64_t n, int64_t width, ssd::Team& team, To to, From from) {
   int64_t i0, i1;
   team.share(n, i0, i1);
   for (int64_t i = i0; i < i1; ++i) std::memcpy(to(i), from(i), width * sizeof(float));
 }
 
-// y = x W^T (+ bias) (+ y where accumulate: the residual stream)
-ssd::LinearArgs layer_linear(const char* name, const Tensor& x, const Tensor& w, const Tensor& bias, const Tensor& y,
-                             int64_t n, bool swiglu, bool accumulate) {
-  auto a = ssd::linear_args("the input", name, x.size(0), x.size(1), w, n, if_any(bias), swiglu);
-  a.x = x.const_data_ptr<float>(), a.y = y.mutable_data_ptr<float>();
-  if (accumulate) a.residual = a.y;
-  return a;
+// Copies the residual stream to the features that are taken after `done` layers.
+void keep_features(const Call& c, const Buffers& b, int64_t done, ssd::Team& team) {
+  const int64_t hidden = c.hidden(), width = b.features.size(1);
+  const float* x = b.x.const_data_ptr<float>();
+  for (size_t f = 0; f < c.feature_layers.size(); ++f) {
+    if (c.feature_layers[f] != done) continue;
+    float* features = b.features.mutable_data_ptr<float>() + f * hidden;
+    copy_rows(
+        c.rows(), hidden, team, [&](int64_t i) { return features + i * width; },
+        [&](int64_t i) { return x + i * hidden; });
+  }
+}
+
+// What each thread of the pool runs.
+void run(const Call& c, const Buffers& b, const Pass& p, ssd::Team& team) {
+  const auto& kernel = ssd::kernels();
+  const int64_t hidden = c.hidden();
+  float *x = b.x.mutable_data_ptr<float>(), *last = b.last.mutable_data_ptr<float>();
+  float* partials = p.partials.mutable_data_ptr<float>();
+  ssd::embed(c.ids, c.embedding, b.embedded.mutable_data_ptr<float>(), team);
+  if (c.hidden_in) {
+    const float* from = c.hidden_in->const_data_ptr<float>();
+    copy_rows(
+        c.rows(), hidden, team, [&](int64_t i) { return x + i * hidden; },
+        [&](int64_t i) { return from + i * hidden; });
+    kernel.rms_norm(*p.hidden_norm, team);
+  }
+  for (int64_t i = 0; i < c.n_layers() && c.rows(); ++i) {
+    const Layer& l = p.layers[i];
+    team.barrier(), kernel.rms_norm(l.attention_norm, team), keep_features(c, b, i, team);
+    team.barrier(), kernel.linear(l.qkv, team);
+    team.barrier(), kernel.rope_append(l.rope, team);
+    team.barrier(), kernel.attention(l.attention, p.plan, partials, team);
+    team.barrier(), kernel.linear(l.o, team);
+    team.barrier(), kernel.rms_norm(l.mlp_norm, team);
+    team.barrier(), kernel.linear(l.gate_up, team);
+    team.barrier(), kernel.linear(l.down, team);
+  }
+  team.barrier(), keep_features(c, b, c.n_layers(), team);
+  const int64_t* rows = c.logit_rows.const_data_ptr<int64_t>();
+  copy_rows(
+      c.n_logits(), hidden, team, [&](int64_t i) { return last + i * hidden; },
+      [&](int64_t i) { return x + rows[i] * hidden; });
+  team.barrier(), kernel.rms_norm(p.final_norm, team);
+  team.barrier(), kernel.linear(p.head, team);
 }
 
 std::tuple<Tensor, Tensor> llama_forward(const Tensor& ids, const Tensor& positions, const Tensor& slots,
@@ -61,106 +243,15 @@ std::tuple<Tensor, Tensor> llama_forward(const Tensor& ids, const Tensor& positi
                                          const Tensor& sin, int64_t heads, int64_t inner_size, double eps, double scale,
                                          std::optional<int64_t> outputs, const std::optional<Tensor>& hidden_in,
                                          const std::optional<Tensor>& hidden_norm, at::IntArrayRef feature_layers) {
-  ssd::check_embedding(ids, embedding);
-  SSD_CHECK(k_cache.dim() == 5 && k_cache.sizes() == v_cache.sizes(), "k_cache: got shape ", k_cache.sizes(),
-            ", wanted [layers, pages, page_size, Hkv, D] as v_cache, ", v_cache.sizes());
-  const int64_t n_layers = k_cache.size(0), rows = ids.size(0), hidden = embedding.size(1);
-  const int64_t vocab = outputs.value_or(embedding.size(0));
-  SSD_CHECK(int64_t(layers.size()) == n_layers * kPerLayer, "layers: got ", layers.size(), " tensors, wanted ",
-            kPerLayer, " for each of ", n_layers, " layers");
-  ssd::check_dense(logit_rows, "logit_rows", at::kLong, 1);
-  for (int64_t i = 0; i < logit_rows.size(0); ++i) {
-    const int64_t r = logit_rows.const_data_ptr<int64_t>()[i];
-    SSD_CHECK(r >= 0 && r < rows, "logit_rows: got ", r, ", wanted 0 to ", rows - 1);
-  }
-  for (int64_t n : feature_layers)
-    SSD_CHECK(n >= 0 && n <= n_layers, "feature_layers: got ", n, ", wanted 0 to ", n_layers, " layers");
-  SSD_CHECK(hidden_in.has_value() == hidden_norm.has_value(),
-            "hidden_norm: wanted together with hidden, and only then");
-  if (hidden_in) {
-    ssd::check_dense(*hidden_in, "hidden", at::kFloat, 2);
-    SSD_CHECK(hidden_in->size(0) == rows && hidden_in->size(1) == hidden, "hidden: got shape ", hidden_in->sizes(),
-              ", wanted [", rows, ", ", hidden, "]");
-    SSD_CHECK(n_layers, "hidden: wanted a model with layers");
-  }
-  const int64_t kv_heads = k_cache.size(3), d = k_cache.size(4), wide = (heads + 2 * kv_heads) * d,
-                n_logits = logit_rows.size(0);
-  const int64_t inner_padded = ssd::panels(inner_size) * ssd::kPanel;
-  auto fresh = [](at::IntArrayRef shape) { return at::empty(shape, at::kFloat); };
-  Tensor x = fresh({rows, hidden}), normed = fresh({rows, hidden}), qkv = fresh({rows, wide}),
-         q = fresh({rows, heads, d});
-  Tensor mixed = fresh({rows, heads * d}), inner = fresh({rows, inner_padded});
-  Tensor last = fresh({n_logits, hidden}), last_normed = fresh({n_logits, hidden}), logits = fresh({n_logits, vocab});
-  const int64_t n_features = feature_layers.size();
-  Tensor features = fresh({rows, n_features * hidden});
-  Tensor embedded = x, entering = normed;  // of a feature draft: embeddings, and both halves of the first layer's input
-  if (hidden_in) embedded = fresh({rows, hidden}), entering = fresh({rows, 2 * hidden});
-  const ssd::RowScratch scratch(std::max(rows, n_logits), std::max({entering.size(1), heads * d, inner_padded}));
-
-  std::vector<Layer> todo;
-  todo.reserve(n_layers);
-  for (int64_t i = 0; i < n_layers; ++i) {
-    const Tensor* w = &layers[i * kPerLayer];
-    const Tensor k = k_cache[i], v = v_cache[i];
-    Layer l;
-    const Tensor& input = i ? normed : entering;
-    l.attention_norm = norm_args(w[0], i ? x : embedded, input, eps);
-    l.qkv = layer_linear("qkv", input, w[1], w[2], qkv, wide, false, false);
-    l.rope = ssd::rope_args(qkv, cos, sin, positions, slots, k, v, q, if_any(w[10]), if_any(w[11]), eps);
-    l.attention = ssd::attention_args(q, k, v, page_table, prefix_lens, row_offsets, mask, scale, 0);
-    l.attention.out = mixed.mutable_data_ptr();
-    l.o = layer_linear("o", mixed, w[3], w[4], x, hidden, false, true);
-    l.mlp_norm = norm_args(w[5], x, normed, eps);
-    l.gate_up = layer_linear("gate_up", normed, w[6], w[7], inner, 2 * inner_padded, true, false);
-    l.down = layer_linear("down", inner, w[8], w[9], x, hidden, false, true);
-    for (auto* a : {&l.qkv, &l.o, &l.gate_up, &l.down}) scratch.lend(*a);
-    todo.push_back(l);
-  }
-  std::optional<ssd::RmsNormArgs> hidden_args;
-  if (hidden_in) hidden_args = norm_args(*hidden_norm, *hidden_in, entering, eps, hidden);
-  const auto final_norm = norm_args(norm, last, last_normed, eps);
-  auto head =
-      layer_linear("lm_head", last_normed, lm_head, Tensor(at::empty({0}, at::kFloat)), logits, vocab, false, false);
-  scratch.lend(head);
-
+  const Call c{ids,     positions,  slots,     row_offsets, prefix_lens, page_table, mask,        logit_rows,
+               k_cache, v_cache,    embedding, layers,      norm,        lm_head,    cos,         sin,
+               heads,   inner_size, eps,       scale,       outputs,     hidden_in,  hidden_norm, feature_layers};
+  check(c);
+  const Buffers b(c);
   auto& pool = ssd::pool();
-  const auto& kernel = ssd::kernels();
-  const auto plan = n_layers && rows ? ssd::plan_attention(todo[0].attention, pool.size()) : ssd::AttentionPlan{};
-  Tensor partials = fresh({plan.partials * (d + 2)});
-  float* parts = partials.mutable_data_ptr<float>();
-  float* stream = x.mutable_data_ptr<float>();
-  auto row = [&](const Tensor& t) {
-    return [p = t.mutable_data_ptr<float>(), n = t.size(1)](int64_t i) { return p + i * n; };
-  };
-  auto keep = [&](int64_t done, ssd::Team& team) {  // the residual stream after that many layers
-    for (int64_t f = 0; f < n_features; ++f)
-      if (feature_layers[f] == done)
-        copy_rows(rows, hidden, team, [&](int64_t i) { return row(features)(i) + f * hidden; }, row(x));
-  };
-  pool.run([&](ssd::Team& team) {
-    ssd::embed(ids, embedding, embedded.mutable_data_ptr<float>(), team);
-    if (hidden_in) {
-      copy_rows(rows, hidden, team, row(x), [&](int64_t i) { return hidden_in->const_data_ptr<float>() + i * hidden; });
-      kernel.rms_norm(*hidden_args, team);
-    }
-    for (int64_t i = 0; i < n_layers && rows; ++i) {
-      const Layer& l = todo[i];
-      team.barrier(), kernel.rms_norm(l.attention_norm, team), keep(i, team);
-      team.barrier(), kernel.linear(l.qkv, team);
-      team.barrier(), kernel.rope_append(l.rope, team);
-      team.barrier(), kernel.attention(l.attention, plan, parts, team);
-      team.barrier(), kernel.linear(l.o, team);
-      team.barrier(), kernel.rms_norm(l.mlp_norm, team);
-      team.barrier(), kernel.linear(l.gate_up, team);
-      team.barrier(), kernel.linear(l.down, team);
-    }
-    team.barrier(), keep(n_layers, team);
-    copy_rows(n_logits, hidden, team, row(last),
-              [&](int64_t i) { return stream + logit_rows.const_data_ptr<int64_t>()[i] * hidden; });
-    team.barrier(), kernel.rms_norm(final_norm, team);
-    team.barrier(), kernel.linear(head, team);
-  });
-  return {logits, features};
+  const Pass p = pass_args(c, b, pool.size());
+  pool.run([&](ssd::Team& team) { run(c, b, p, team); });
+  return {b.logits, b.features};
 }
 
 }  // namespace

@@ -44,12 +44,12 @@ inline SamplingParams filter_params(const at::Tensor& temperature, const at::Ten
   check_values<int32_t>(top_k, "top_k", "0 (off) or more", [](int32_t k) { return k >= 0; });
   check_values<float>(top_p, "top_p", "a number in (0, 1]", [](float p) { return p > 0 && p <= 1; });
   check_values<float>(min_p, "min_p", "a number in [0, 1]", [](float p) { return p >= 0 && p <= 1; });
-  return {temperature.const_data_ptr<float>(),
-          top_k.const_data_ptr<int32_t>(),
-          top_p.const_data_ptr<float>(),
-          min_p.const_data_ptr<float>(),
-          nullptr,
-          nullptr};
+  return {.temperature = temperature.const_data_ptr<float>(),
+          .top_k = top_k.const_data_ptr<int32_t>(),
+          .top_p = top_p.const_data_ptr<float>(),
+          .min_p = min_p.const_data_ptr<float>(),
+          .seeds = nullptr,
+          .positions = nullptr};
 }
 
 inline SamplingParams sampling_params(const at::Tensor& temperature, const at::Tensor& top_k, const at::Tensor& top_p,

@@ -23,13 +23,13 @@ std::tuple<Tensor, Tensor> sample(const Tensor& logits, const Tensor& temperatur
   int64_t rows = logits.size(0);
   auto params = ssd::sampling_params(temperature, top_k, top_p, min_p, seeds, positions, rows);
   Tensor tokens = at::empty({rows}, at::kLong), scores = at::empty({logprobs ? rows : 0}, at::kFloat);
-  ssd::SampleArgs a{logits.const_data_ptr<float>(),
-                    logits.stride(0),
-                    rows,
-                    logits.size(1),
-                    params,
-                    tokens.mutable_data_ptr<int64_t>(),
-                    logprobs ? scores.mutable_data_ptr<float>() : nullptr};
+  ssd::SampleArgs a{.logits = logits.const_data_ptr<float>(),
+                    .stride = logits.stride(0),
+                    .rows = rows,
+                    .vocab = logits.size(1),
+                    .params = params,
+                    .tokens = tokens.mutable_data_ptr<int64_t>(),
+                    .logprobs = logprobs ? scores.mutable_data_ptr<float>() : nullptr};
   ssd::pool().run([&](ssd::Team& team) { ssd::kernels().sample(a, team); }, rows);
   for (int64_t r = 0; r < rows; ++r) ssd::check_result(a.tokens[r], r);
   return {tokens, scores};
@@ -60,18 +60,18 @@ std::tuple<Tensor, Tensor> top_f(const Tensor& logits, const Tensor& temperature
     if (any >> 31) ssd::check_values<int64_t>(*target_ids, "target_ids", "0 to 2^31 - 1", ssd::is_index);
   }
   Tensor ids = at::empty({rows, f}, at::kLong), scores = at::empty({rows, f}, at::kFloat);
-  ssd::TopFArgs a{logits.const_data_ptr<float>(),
-                  logits.stride(0),
-                  rows,
-                  vocab,
-                  params,
-                  target_ids ? target_ids->const_data_ptr<int64_t>() : nullptr,
-                  exclude ? exclude->const_data_ptr<int64_t>() : nullptr,
-                  exclude ? exclude->size(1) : 0,
-                  f,
-                  uint32_t(purpose),
-                  ids.mutable_data_ptr<int64_t>(),
-                  scores.mutable_data_ptr<float>()};
+  ssd::TopFArgs a{.logits = logits.const_data_ptr<float>(),
+                  .stride = logits.stride(0),
+                  .rows = rows,
+                  .vocab = vocab,
+                  .params = params,
+                  .target_ids = target_ids ? target_ids->const_data_ptr<int64_t>() : nullptr,
+                  .exclude = exclude ? exclude->const_data_ptr<int64_t>() : nullptr,
+                  .excluded = exclude ? exclude->size(1) : 0,
+                  .f = f,
+                  .purpose = uint32_t(purpose),
+                  .ids = ids.mutable_data_ptr<int64_t>(),
+                  .scores = scores.mutable_data_ptr<float>()};
   const float* t = temperature.const_data_ptr<float>();
   const int64_t work = rows * vocab * (std::any_of(t, t + rows, [](float x) { return x > 0; }) ? kNoiseCost : 1);
   ssd::pool().run([&](ssd::Team& team) { ssd::kernels().top_f(a, team); }, work > kAlone ? rows : 1);
@@ -84,12 +84,12 @@ Tensor probs(const Tensor& logits, const Tensor& temperature, const Tensor& top_
   ssd::check_logits(logits);
   int64_t rows = logits.size(0), vocab = logits.size(1);
   Tensor p = at::empty({rows, vocab}, at::kFloat);
-  ssd::ProbsArgs a{logits.const_data_ptr<float>(),
-                   logits.stride(0),
-                   rows,
-                   vocab,
-                   ssd::filter_params(temperature, top_k, top_p, min_p, rows),
-                   p.mutable_data_ptr<float>()};
+  ssd::ProbsArgs a{.logits = logits.const_data_ptr<float>(),
+                   .stride = logits.stride(0),
+                   .rows = rows,
+                   .vocab = vocab,
+                   .params = ssd::filter_params(temperature, top_k, top_p, min_p, rows),
+                   .probs = p.mutable_data_ptr<float>()};
   ssd::pool().run([&](ssd::Team& team) { ssd::kernels().probs(a, team); }, rows);
   for (int64_t r = 0; r < rows; ++r) ssd::check_result(std::min<int64_t>(a.probs[r * vocab], 0), r);
   return p;
@@ -101,9 +101,12 @@ Tensor noise_words(const Tensor& seeds, const Tensor& positions, int64_t ids, in
   SSD_CHECK(ids >= 0 && ids < (int64_t(1) << 32), "ids: got ", ids, ", wanted 0 to 2^32 - 1");
   check_purpose(purpose);
   Tensor words = at::empty({seeds.size(0), ids}, at::kLong);
-  ssd::NoiseArgs a{
-      seeds.const_data_ptr<int64_t>(),  positions.const_data_ptr<int64_t>(), seeds.size(0), ids, uint32_t(purpose),
-      words.mutable_data_ptr<int64_t>()};
+  ssd::NoiseArgs a{.seeds = seeds.const_data_ptr<int64_t>(),
+                   .positions = positions.const_data_ptr<int64_t>(),
+                   .rows = seeds.size(0),
+                   .ids = ids,
+                   .purpose = uint32_t(purpose),
+                   .words = words.mutable_data_ptr<int64_t>()};
   ssd::pool().run([&](ssd::Team& team) { ssd::kernels().noise(a, team); });
   return words;
 }
