@@ -1,4 +1,4 @@
-// Argument checks of the operators: one sentence that names the argument, what came and what is wanted.
+// Argument checks of the operators. A message names the argument, what came and what is wanted.
 #pragma once
 #include <ATen/core/Tensor.h>
 

@@ -1,5 +1,5 @@
-// Schemas of all operators. One file per backend and group registers implementations;
-// the fakes are beside the public functions in ssd/kernels.
+// Schemas of all operators. Each backend registers its implementations in one file per group of operators; the fakes
+// stand beside the public functions in ssd/kernels.
 #include <torch/library.h>
 
 TORCH_LIBRARY(ssd, m) {
@@ -9,7 +9,7 @@ TORCH_LIBRARY(ssd, m) {
   m.def("num_threads() -> int");
   m.def("set_isa(str name) -> ()");
   m.def("isa() -> str");
-  // roofline of the cores: XOR of the 8-byte words of x; operations done by iterations of multiply-adds
+  // roofline of the cores: XOR of the 8-byte words of x; number of operations that the multiply-adds made
   m.def("probe_read(Tensor x) -> int");
   m.def("probe_fma(int iterations) -> float");
   // paged cache
@@ -19,9 +19,9 @@ TORCH_LIBRARY(ssd, m) {
   m.def(
       "tree_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor page_table, Tensor prefix_lens, Tensor "
       "row_offsets, Tensor? mask, float scale, float softcap=0, bool return_lse=False) -> (Tensor, Tensor)");
-  // a whole forward pass; layers: attention norm, qkv, bias, o, bias, mlp norm, gate_up, bias, down, bias, q norm,
-  // k norm of each, empty where there is none.
-  // A feature draft gives hidden, which enters the first layer, and hidden_norm. Returns logits and features.
+  // a whole forward pass; layers holds twelve tensors per layer: attention norm, qkv, bias, o, bias, mlp norm, gate_up,
+  // bias, down, bias, q norm, k norm; a tensor that the model lacks is empty. A feature draft passes hidden, which
+  // enters the first layer, and hidden_norm. Returns logits and features.
   m.def(
       "llama_forward(Tensor ids, Tensor positions, Tensor slots, Tensor row_offsets, Tensor prefix_lens, Tensor "
       "page_table, Tensor? mask, Tensor logit_rows, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor embedding, Tensor[] "
@@ -58,7 +58,7 @@ TORCH_LIBRARY(ssd, m) {
       "-> int");
   m.def("spec_cache_read_log(Tensor cache, int slot, int born, int start, Tensor(a!) tokens) -> bool");
   m.def("spec_cache_read_features(Tensor cache, int slot, int born, int start, Tensor(a!) features) -> bool");
-  // what followed a text's suffix where it stood before; size: (tokens, bytes)
+  // what followed earlier occurrences of a text's suffix; suffix_size returns (tokens, bytes)
   m.def("suffix_automaton() -> Tensor");
   m.def("suffix_follow(Tensor(a!) automaton, Tensor tokens, int width, int limit) -> (int, Tensor)");
   m.def("suffix_size(Tensor automaton) -> (int, int)");

@@ -9,7 +9,7 @@ AttentionPlan plan_attention(const AttentionArgs& a, int threads) {
   const int group = int(a.heads / a.kv_heads);
   AttentionPlan plan;
   std::vector<AttentionTask> passes;
-  std::vector<int> keys;  // that each row of the request sees
+  std::vector<int> keys;  // how many keys each row of the request sees
   for (int b = 0; b < a.requests; ++b) {
     const int first = a.row_offsets[b], rows = a.row_offsets[b + 1] - first;
     keys.assign(rows, a.prefix_lens[b]);

@@ -1,8 +1,8 @@
-// The inner product of every matrix product here: RT rows by NP panels of 16 columns.
+// The inner product that every matrix product uses: RT rows by NP panels of 16 columns.
 //
-// y[r][16 p + i] is a chain of fused multiply-adds over k, ascending; long sums over weights (kFetch)
-// are chains of kChain, added in order, which keeps the error of fp32 at that of other libraries.
-// The operations of an element do not depend on RT, NP or the other rows.
+// y[r][16 p + i] is a chain of fused multiply-adds over k, ascending. Long sums over weights (kFetch) are chains of
+// kChain that are added in order, which keeps the fp32 error as small as that of other libraries. The operations behind
+// an element do not depend on RT, NP or the other rows.
 #pragma once
 #include "simd/simd.h"
 
@@ -15,7 +15,7 @@ constexpr int kRowTile = 12;
 constexpr int kRowTile = 6;  // 12 accumulators, 2 weights, 1 broadcast: 15 of 16 registers
 #endif
 
-// Panels taken together with so many rows: enough independent chains of fma, all in registers.
+// How many panels to take together for a number of rows: enough independent chains of fma, all in registers.
 constexpr int panels_with(int rows) {
 #if SSD_AVX512
   return rows <= 6 ? 4 : 2;  // 24 accumulators, 4 weights, 1 broadcast of 32 registers
@@ -29,8 +29,8 @@ constexpr int64_t kChain = 128;
 SSD_INLINE f32x16 load_weight(const float* p) { return load(p); }
 SSD_INLINE f32x16 load_weight(const bf16* p) { return load_pairs(p); }
 
-// What to fetch from memory during a product: from each panel, `step` bytes for every 64 that are read; after `left`
-// steps the place moves on by `jump`, to where the next panels begin.
+// What to prefetch during a product: `step` bytes of each panel for every 64 that are read. After `left` steps the
+// address jumps by `jump`, to where the next panels begin.
 struct Ahead {
   const char* p;
   int64_t step, left = -1, jump = 0;
@@ -89,7 +89,7 @@ template <int RT = kRowTile, class F> SSD_INLINE void with_rows(int rows, F&& f)
   }
 }
 
-// y = x W for any number of rows and panels of fp32 in fast memory; each.next() is called all along.
+// y = x W for any number of rows and of fp32 panels that lie in the caches; calls each.next() once per line.
 template <class Each = Nothing>
 static __attribute__((noinline)) void product(const float* x, int64_t ldx, int rows, const float* w, int64_t panel,
                                               int n_panels, int64_t k, float* y, int64_t ldy, Each&& each = {}) {

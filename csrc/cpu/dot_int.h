@@ -1,5 +1,5 @@
-// Inner products of quantised weights with rows in int8: the integers of a group of inputs exactly, then fma with its
-// scales, group by group. Formats: ssd/packed.h.
+// Inner products of quantised weights with rows in int8: integer sums over a group of inputs, which are exact, then fma
+// with the group's scales, group by group. Formats: ssd/packed.h.
 #pragma once
 #include "dot.h"
 #include "kernels.h"
@@ -21,7 +21,7 @@ struct i32x16 { __m512i v; };
 SSD_INLINE i32x16 izero() { return {_mm512_setzero_si512()}; }
 SSD_INLINE f32x16 to_f32(i32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
 struct Quad { __m512i w; };
-// w + 128 is unsigned, as vpdpbusd wants it; the sum begins at -128 sum(x), which makes up for it (exact).
+// vpdpbusd takes unsigned bytes, so it gets w + 128; the sum begins at -128 sum(x) to make up for that, exactly.
 SSD_INLINE i32x16 first_sum(int32_t base) { return {_mm512_set1_epi32(base)}; }
 SSD_INLINE Quad load_quad(const int8_t* p) { return {_mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(-128))}; }
 SSD_INLINE i32x16 dot4(const Quad& q, int32_t x, i32x16 acc) {
@@ -42,7 +42,8 @@ SSD_INLINE NibbleSum dot8(const Nibbles& q, int32_t x_lo, int32_t x_hi, NibbleSu
 struct i32x16 { __m256i lo, hi; };
 SSD_INLINE i32x16 izero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 SSD_INLINE f32x16 to_f32(i32x16 a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
-// |w| times x with the sign of w: pairs stay below 2^15, since both are within +-127 (exact).
+// |w| times x with the sign of w: sums of pairs stay below 2^15, since both factors are within +-127, so they are
+// exact.
 struct Quad { __m256i lo, hi, alo, ahi; };
 SSD_INLINE i32x16 first_sum(int32_t) { return izero(); }
 SSD_INLINE Quad load_quad(const int8_t* p) {
@@ -58,7 +59,7 @@ SSD_INLINE i32x16 dot4(const Quad& q, int32_t x, i32x16 acc) {
   return {_mm256_add_epi32(acc.lo, _mm256_madd_epi16(lo, one)), _mm256_add_epi32(acc.hi, _mm256_madd_epi16(hi, one))};
 }
 struct Nibbles { __m256i w[2][2]; };   // lower and upper half of the outputs; low and high nibbles
-struct NibbleSum { __m256i lo, hi; };  // in 16 bits: at most 16 products of 15 and 127 at a place
+struct NibbleSum { __m256i lo, hi; };  // 16 bits are enough: a lane sums at most 16 products of 15 and 127
 SSD_INLINE Nibbles load_nibbles(const int8_t* p) {
   const __m256i a = _mm256_loadu_si256((const __m256i*)p), b = _mm256_loadu_si256((const __m256i*)p + 1);
   const __m256i low = _mm256_set1_epi8(15);

@@ -58,14 +58,14 @@ inline double exp_sum(const Row& r) {
   return total;
 }
 
-// Survivors are z > cut.z, and z == cut.z where id <= cut.id.
+// A token survives if z > cut.z, or z == cut.z and id <= cut.id.
 struct Cut {
   float z = -INFINITY;
   int64_t id = -1;
   bool keeps(float other, int64_t i) const { return other > z || (other == z && i <= id); }
 };
 
-// Ascending keys are descending z <= 0, then ascending ids.
+// Keys in ascending order: z <= 0 descending, then ids ascending.
 SSD_INLINE uint64_t to_key(float z, int64_t id) { return uint64_t(to_bits(z) & 0x7fffffffu) << 32 | uint64_t(id); }
 SSD_INLINE Cut to_cut(uint64_t key) { return {-from_bits(uint32_t(key >> 32)), int64_t(key & 0xffffffffu)}; }
 
@@ -79,8 +79,8 @@ inline double key_mass(const uint64_t* keys, int64_t n) {
   return total;
 }
 
-// Keys of the tokens with low < z <= high. Where there are more than room, some that are not among the k best are left
-// out.
+// Collects the keys of the tokens with low < z <= high. Where they exceed `room`, it drops some that are not among the
+// k best.
 inline int64_t collect(const Row& r, float low, float high, int64_t k, int64_t room, uint64_t* keys) {
   int64_t count = 0;
   for (int64_t i = 0; i < r.n; i += 16) {
@@ -98,13 +98,13 @@ inline int64_t collect(const Row& r, float low, float high, int64_t k, int64_t r
   return count;
 }
 
-// low < z <= high is where the mass from the top down reaches need; `above` is the mass with z > high.
+// The mass, summed from the top down, reaches `need` somewhere in low < z <= high; `above` is the mass with z > high.
 struct Band {
   float low = -24.f, high = 0.f;
   double above = 0;
 };
 
-// Four passes, each of which leaves a fourth of the band.
+// Four passes, each of which narrows the band to a quarter.
 inline Band nucleus_band(const Row& r, double need) {
   Band band;
   float* e = float_scratch(0, r.n + 16);

@@ -18,7 +18,7 @@ const Kernels* choose(const std::string& want) {
   for (auto* k : found)
     if (want == k->isa) return k;
   throw std::invalid_argument("isa: got '" + want +
-                              "', wanted 'auto' or one that this CPU has (best: " + found.back()->isa + ")");
+                              "', wanted 'auto' or an instruction set of this CPU (best: " + found.back()->isa + ")");
 }
 
 std::atomic<const Kernels*> chosen{nullptr};

@@ -1,5 +1,5 @@
-// The table of CPU kernels: one per ISA, chosen once by what the CPU has.
-// Every entry is SPMD: all threads of a team call it with the same arguments.
+// The tables of CPU kernels, one per instruction set; the best that the CPU supports is chosen once. Every entry is
+// SPMD: all threads of a team call it with the same arguments.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -12,22 +12,22 @@
 namespace ssd {
 
 struct RmsNormArgs {  // y = (x + residual) / rms(x + residual) * weight; sum = x + residual
-  const float* x;         // [rows, n]
+  const float* x;  // [rows, n]
   const float* residual;  // [rows, n] or null
-  const float* weight;    // [n]
-  float* y;               // [rows, n], rows y_stride apart
-  float* sum;             // [rows, n] or null
+  const float* weight;  // [n]
+  float* y;  // [rows, n], rows y_stride apart
+  float* sum;  // [rows, n] or null
   int64_t rows, n, y_stride;
   float eps;
 };
 
-struct ProbeReadArgs {  // result[rank] = XOR of the 8-byte words that the thread read
+struct ProbeReadArgs {  // result[rank]: XOR of the 8-byte words that the thread read
   const char* data;
   int64_t lines;  // of 64 bytes
   uint64_t* result;
 };
 
-struct ProbeFmaArgs {  // flops[rank]: operations done; result keeps them from being left out
+struct ProbeFmaArgs {  // flops[rank]: operations done; result keeps the compiler from removing them
   int64_t iterations;
   float* result;
   double* flops;
@@ -35,17 +35,17 @@ struct ProbeFmaArgs {  // flops[rank]: operations done; result keeps them from b
 
 struct RowGroup {  // inputs of a row in int8 that share a scale
   float scale, moment;  // moment: scale times the sum of the integers
-  int32_t base;         // their sum times -128, or -8 for q4_0, 0 for q4_1
+  int32_t base;  // their sum times -128, or -8 for q4_0, 0 for q4_1
 };
 
 struct LinearArgs {  // y = x W^T (+ bias) (+ residual); swiglu: silu(gate) * up, y of n / 2 columns
-  const float* x;         // [rows, k]
-  const void* w;          // packed, see ssd/packed.h
-  const float* bias;      // [n] or null
+  const float* x;  // [rows, k]
+  const void* w;  // packed, see ssd/packed.h
+  const float* bias;  // [n] or null
   const float* residual;  // like y, or null
-  float* y;               // [rows, n] or [rows, n / 2]
-  int8_t* xq;             // scratch of quantised weights: [rows, padded(k)]
-  RowGroup* xs;           // the same: [rows, groups]
+  float* y;  // [rows, n] or [rows, n / 2]
+  int8_t* xq;  // scratch of quantised weights: [rows, padded(k)]
+  RowGroup* xs;  // the same: [rows, groups]
   int64_t rows, n, k;
   Format format;
   bool swiglu;
@@ -53,14 +53,14 @@ struct LinearArgs {  // y = x W^T (+ bias) (+ residual); swiglu: silu(gate) * up
 
 enum class Type { f32, bf16, f16 };
 
-// Rows of many requests over a paged cache: see attention.h. Strides in elements, the last one 1.
+// Rows of many requests over a paged cache, see attention.h. Strides count elements; the last one is 1.
 struct AttentionArgs {
-  const void *q, *k, *v;      // q [R, Hq, D]; k, v [pages, page_size, Hkv, D]
-  void* out;                  // [R, Hq, D], contiguous, of q's type
-  float* lse;                 // [R, Hq] or null
+  const void *q, *k, *v;  // q [R, Hq, D]; k, v [pages, page_size, Hkv, D]
+  void* out;  // [R, Hq, D], contiguous, of q's type
+  float* lse;  // [R, Hq] or null
   const int32_t* page_table;  // [B, pages_per_request]
   const int32_t *prefix_lens, *row_offsets;  // [B], [B + 1]
-  const int64_t* mask;        // [R, words] or null: causal
+  const int64_t* mask;  // [R, words] or null: causal
   int64_t q_row, q_head, k_page, k_slot, k_head, v_page, v_slot, v_head, table_row;
   int64_t requests, heads, kv_heads, head_dim, page_size, words;
   Type q_type, kv_type;
@@ -69,7 +69,7 @@ struct AttentionArgs {
 
 constexpr int kBlock = 64;  // vectors of a task at most
 
-// What each thread does in one pass over the cache; made once for all layers.
+// What each thread does in one pass over the cache. A plan serves all layers.
 // Vector v of a KV head is row v / group of its request and query head v % group of that KV head.
 struct AttentionTask {
   int32_t request, kv_head, vec, n, span, spans;
@@ -77,27 +77,27 @@ struct AttentionTask {
 };
 struct AttentionPlan {
   std::vector<AttentionTask> tasks;  // one pass over `spans` spans from `span` on
-  std::vector<int32_t> bounds;       // tasks [bounds[i], bounds[i + 1]) belong to thread i
-  std::vector<AttentionTask> merges; // ordered merges of split passes
-  int64_t partials = 0;              // vectors of head_dim + 2 floats
+  std::vector<int32_t> bounds;  // tasks [bounds[i], bounds[i + 1]) belong to thread i
+  std::vector<AttentionTask> merges;  // ordered merges of split passes
+  int64_t partials = 0;  // vectors of head_dim + 2 floats
 };
 AttentionPlan plan_attention(const AttentionArgs&, int threads);
 
 struct RopeArgs {
   const float *qkv, *cos, *sin;  // [R, (Hq + 2 Hkv) D]; [positions, D / 2]
-  const int32_t* positions;      // [R]
-  const int64_t* slots;          // [R], page * page_size + offset, or -1: not stored
-  float* q;                      // [R, Hq, D]
-  void *k, *v;                   // [pages, page_size, Hkv, D], strides in elements
+  const int32_t* positions;  // [R]
+  const int64_t* slots;  // [R], page * page_size + offset, or -1: not stored
+  float* q;  // [R, Hq, D]
+  void *k, *v;  // [pages, page_size, Hkv, D], strides in elements
   int64_t k_page, k_slot, k_head, v_page, v_slot, v_head;
   int64_t rows, heads, kv_heads, head_dim, page_size;
   Type kv_type;
-  const float *q_norm, *k_norm;  // [D]: weights of an RMSNorm of each head before it is rotated, or null
+  const float *q_norm, *k_norm;  // [D]: weights of the RMSNorm that each head passes before its rotation, or null
   float eps;
 };
-constexpr int kMaxNormedHead = 256;  // head_dim with norms
+constexpr int kMaxNormedHead = 256;  // largest head_dim with these norms
 
-struct SamplingParams {  // one entry a row, or a request
+struct SamplingParams {  // one entry per row or per request
   const float* temperature;
   const int32_t* top_k;
   const float* top_p;
@@ -105,8 +105,8 @@ struct SamplingParams {  // one entry a row, or a request
   const int64_t* seeds;
   const int64_t* positions;  // index in the sequence of the token being drawn
 };
-// Errors, in place of a token or a count: NaN or +inf among the logits; nothing but -inf; a row of q that is no
-// distribution; a proposed token to which q gives no probability.
+// Errors that take the place of a token or a count: NaN or +inf among the logits; nothing but -inf; a row of q that is
+// not a distribution; a proposed token to which q gives no probability.
 constexpr int64_t kNotFinite = -2, kAllMasked = -3, kNotNormal = -4, kNotProposed = -5;
 
 struct SampleArgs {
@@ -122,10 +122,10 @@ struct TopFArgs {
   int64_t stride, rows, vocab;
   SamplingParams params;
   const int64_t* target_ids;  // [vocab] or null: ids are the target's
-  const int64_t* exclude;     // [rows, excluded] of target ids, -1 for none
+  const int64_t* exclude;  // [rows, excluded] of target ids, -1 for none
   int64_t excluded, f;
   uint32_t purpose;
-  int64_t* ids;   // [rows, f], best first, then -1
+  int64_t* ids;  // [rows, f], best first, then -1
   float* scores;  // [rows, f]
 };
 
@@ -133,28 +133,28 @@ struct ProbsArgs {
   const float* logits;  // [rows, vocab], rows `stride` apart
   int64_t stride, rows, vocab;
   SamplingParams params;  // seeds and positions are not read
-  float* probs;           // [rows, vocab]; an error is in the first of a row
+  float* probs;  // [rows, vocab]; an error takes the first element of its row
 };
 
 struct VerifyArgs {
-  const float* logits;  // [rows, vocab], rows `stride` apart: of each request the root, then its nodes
+  const float* logits;  // [rows, vocab], rows `stride` apart: each request's root, then its nodes
   int64_t stride, vocab;
   const int32_t* row_offsets;  // [batch + 1]
-  const int32_t* tokens;       // [batch, nodes]
-  const int8_t* parents;       // [batch, nodes], -1 the root
+  const int32_t* tokens;  // [batch, nodes]
+  const int8_t* parents;  // [batch, nodes], -1 the root
   int64_t batch, nodes;
-  SamplingParams params;  // one entry a request; position: of the token drawn at the root
-  const int8_t* kinds;    // [batch], or null for the coupled rule
-  const float* q;         // [rows, vocab], rows `q_stride` apart, or null
+  SamplingParams params;  // one entry per request; its position is that of the token drawn at the root
+  const int8_t* kinds;  // [batch], or null for the coupled rule
+  const float* q;  // [rows, vocab], rows `q_stride` apart, or null
   int64_t q_stride;
-  int8_t* path;       // [batch, nodes]: accepted nodes, then -1
-  int64_t* emitted;   // [batch, nodes + 1]: their tokens, the bonus token, then -1; the row of an error first
-  float* logprobs;    // [batch, nodes + 1] or null
+  int8_t* path;  // [batch, nodes]: accepted nodes, then -1
+  int64_t* emitted;  // [batch, nodes + 1]: their tokens, the bonus token, then -1; or an error's row, first
+  float* logprobs;  // [batch, nodes + 1] or null
   int32_t* accepted;  // [batch]: how many, or an error
 };
 
-struct NoiseArgs {  // the words behind the noise
-  const int64_t* seeds;      // [rows]
+struct NoiseArgs {  // the random words behind the noise
+  const int64_t* seeds;  // [rows]
   const int64_t* positions;  // [rows]
   int64_t rows, ids;
   uint32_t purpose;

@@ -1,17 +1,17 @@
 // Packed linear: y = x W^T (+ bias) (+ residual), or silu(gate) * up of interleaved panels.
 //
-// Every output element is one fixed sequence of operations (dot.h, dot_int.h), whatever the number of
-// rows, threads or lanes. A panel is read from memory once for all rows.
+// Every output element is one fixed sequence of operations (dot.h, dot_int.h), whatever the number of rows, threads or
+// lanes. A panel is read from memory once for all rows.
 #pragma once
 #include "dot_int.h"
 
 namespace ssd {
 namespace SSD_ISA {
 
-constexpr int64_t kAhead = 8192;  // bytes under way from memory
+constexpr int64_t kAhead = 8192;  // bytes in flight from memory
 
-// Products of NP panels from p on with RT rows from r on, into y [RT][NP][16]. A function of its own: one that held all
-// of them would take a compiler minutes.
+// Products of NP panels from p on with RT rows from r on, into y [RT][NP][16]. It is not inlined: one function with all
+// of these instances would take a compiler minutes.
 template <Format F, int RT, int NP>
 __attribute__((noinline)) void tile(const LinearArgs& a, int64_t r, int64_t p, float* y, int64_t ldy, Ahead ahead) {
   if constexpr (quantised(F)) {
@@ -24,7 +24,7 @@ __attribute__((noinline)) void tile(const LinearArgs& a, int64_t r, int64_t p, f
   }
 }
 
-// Bias, SwiGLU or residual for `rows` rows from r on and np panels from p on.
+// Applies bias, SwiGLU or residual to `rows` rows from r on and np panels from p on.
 inline void epilogue(const LinearArgs& a, int64_t r, int rows, int64_t p, int np, const float* y, int64_t ldy) {
   for (int i = 0; i < rows; ++i)
     for (int j = 0; j < np; ++j) {
@@ -43,7 +43,7 @@ inline void epilogue(const LinearArgs& a, int64_t r, int rows, int64_t p, int np
     }
 }
 
-// Panels taken together with so many rows.
+// How many panels to take together for a number of rows.
 template <Format F> constexpr int panels_of(int rows) {
   if (!quantised(F)) return panels_with(rows);
 #if SSD_AVX512
@@ -61,7 +61,7 @@ template <Format F> inline void linear_in(const LinearArgs& a, Team& team) {
   team.share(panels(a.n) / step, b0, b1);
   const int64_t panel =
       quantised(F) ? groups(a.k, F) * group_bytes(F) : a.k * kPanel * (F == Format::fp32 ? 4 : 2);  // bytes
-  const int64_t chunk = 64, steps = panel / chunk;  // bytes a step
+  const int64_t chunk = 64, steps = panel / chunk;  // bytes per step
   const int64_t most = std::max<int64_t>(step, panels_of<F>(int((a.rows + tiles - 1) / tiles)));
   float y[kRowTile * 4 * kPanel];
   for (int64_t p = b0 * step, end = b1 * step; p < end;) {
@@ -69,7 +69,8 @@ template <Format F> inline void linear_in(const LinearArgs& a, Team& team) {
     for (int64_t t = 0; t < tiles; ++t) {
       const int64_t r = a.rows * t / tiles, ldy = np * kPanel;
       const int rows = int(a.rows * (t + 1) / tiles - r);
-      // one tile reads on in its panels, then in the next; several fetch the next together: memory is always busy
+      // A single tile prefetches in its own panels, then in the next ones; several tiles share the prefetch of the next
+      // panels. So memory is always busy.
       const char* here = (const char*)a.w + p * panel;
       const int64_t far = std::min<int64_t>(kAhead / np / 64, steps);
       with_rows<kRowsOf<F>>(

@@ -32,7 +32,7 @@ SSD_INLINE void noise64(const Noise& n, int64_t first, u32x16 words[4]) {
   transpose(words);
 }
 
-// The words of ids[i..i + 15], of an array of n.
+// The words of ids[i..i + 15] in an array of n ids.
 SSD_INLINE u32x16 noise16(const Noise& noise, const int64_t* ids, int64_t i, int64_t n) {
   uint32_t block[16], word[16], all[4][16];
   for (int j = 0; j < 16; ++j) {
@@ -53,8 +53,8 @@ SSD_INLINE f32x16 open_uniform(u32x16 word) {
 // log E, from -22.88 to 2.82.
 SSD_INLINE f32x16 log_exponential(u32x16 word) { return log(zero() - log1m(open_uniform(word))); }
 
-// A cheap upper bound of z - log E for z <= 0: E >= w, and the bits of a float are a lower bound of its logarithm
-// (log2 (1 + m) >= m). The margins cover all roundings.
+// A cheap upper bound of z - log E for z <= 0: E >= w, and the bits of a float give a lower bound of its logarithm
+// (log2 (1 + m) >= m). The margins cover all rounding.
 constexpr float kMinLogE = -22.9f, kMaxLogE = 2.82f;
 SSD_INLINE f32x16 score_bound(f32x16 z, u32x16 word) {
   f32x16 w = (to_float(word) + set1(0.5f)) * set1(0x1p-32f);

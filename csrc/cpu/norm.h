@@ -1,4 +1,4 @@
-// RMSNorm: sixteen running sums of squares (lane = element mod 16), then the fixed tree.
+// RMSNorm: sixteen running sums of squares (lane = element mod 16), which a fixed tree adds up.
 #pragma once
 #include "kernels.h"
 #include "simd/simd.h"

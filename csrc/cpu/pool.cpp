@@ -25,7 +25,7 @@ void wait_change(const std::atomic<uint32_t>& word, uint32_t old) {
   word.wait(old, std::memory_order_acquire);
 }
 
-// Taken when the library is loaded: a thread that is pinned later must not narrow what others may use.
+// Read when the library is loaded: a thread that is pinned later must not narrow what others may use.
 const std::vector<int> allowed = [] {
   std::vector<int> cores;
   cpu_set_t set;
@@ -37,7 +37,7 @@ const std::vector<int> allowed = [] {
   return cores;
 }();
 
-// On one core, or for -1 on every core of the process.
+// Pins the thread to a core, or for -1 lets it run on every core of the process.
 void pin(int core) {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -47,7 +47,7 @@ void pin(int core) {
 }
 
 thread_local std::unique_ptr<Pool> own;
-thread_local bool pinned = false;  // by us
+thread_local bool pinned = false;  // whether this file pinned the thread
 
 }  // namespace
 

@@ -1,7 +1,7 @@
-// The threads of one lane: kept between calls, pinned when cores are named.
+// The threads of one lane. They live between calls and are pinned where cores are named.
 //
-// Work is SPMD: run(f) calls f(team) once on every thread, and team.barrier()
-// joins them. Results never depend on the number of threads.
+// Work is SPMD: run(f) calls f(team) once on every thread, and team.barrier() joins them. Results never depend on the
+// number of threads.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -28,12 +28,12 @@ struct Team {
 
 class Pool {
  public:
-  // One thread a core, the caller being the first; cores < 0 are not pinned.
+  // One thread per core; the caller is the first. A core below 0 means a thread that is not pinned.
   explicit Pool(const std::vector<int>& cores);
   ~Pool();
   int size() const { return size_; }
-  // parts: into which the work can be cut, or is worth cutting; for one part no other thread is woken, which takes
-  // longer than a small operator.
+  // parts: how many pieces the work can be cut into, or is worth cutting into. For a single one no other thread is
+  // woken, since that takes longer than a small operator.
   void run(const std::function<void(Team&)>& f, int64_t parts = INT64_MAX);
 
  private:
@@ -49,10 +49,10 @@ class Pool {
   std::atomic<bool> stop_{false};
 };
 
-// The calling thread's pool. A lane makes its own with bind; other threads share
-// nothing and get one of their own, of every core that the process may use.
+// The calling thread's pool. A lane makes its own with bind; any other thread gets one of its own, on every core that
+// the process may use. Threads share no pool.
 Pool& pool();
 void bind(const std::vector<int>& cores);
-const std::vector<int>& allowed_cores();  // of the process, as it was when the library was loaded
+const std::vector<int>& allowed_cores();  // those of the process when the library was loaded
 
 }  // namespace ssd

@@ -1,4 +1,4 @@
-// What the cores can do at best: bytes read a second, multiply-adds a second.
+// What the cores can do at best: bytes read per second, multiply-adds per second.
 #pragma once
 #include "kernels.h"
 #include "simd/simd.h"
@@ -6,7 +6,7 @@
 namespace ssd {
 namespace SSD_ISA {
 
-// XOR of all 8-byte words. A thread reads its part as four streams, which hide more latency than one.
+// XOR of all 8-byte words. A thread reads its share as four streams, which hide more latency than one.
 inline void probe_read(const ProbeReadArgs& a, Team& team) {
   typedef uint64_t half_line __attribute__((vector_size(32)));
   constexpr int streams = 4;

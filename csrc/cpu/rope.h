@@ -1,7 +1,6 @@
-// Rotary embedding of q and k, where asked for after an RMSNorm of each head, and append of k and v to the paged cache.
+// Rotates q and k, after an RMSNorm of each head where the model has one, and appends k and v to the paged cache.
 //
-// Halves are rotated as pairs (i, i + D / 2): x1 cos - x2 sin, x2 cos + x1 sin, each one
-// product and one fma.
+// Halves are rotated as pairs (i, i + D / 2): x1 cos - x2 sin, x2 cos + x1 sin, each by one product and one fma.
 #pragma once
 #include "kernels.h"
 #include "norm.h"

@@ -1,4 +1,4 @@
-// Coupled sampling (the Gumbel-max trick with shared noise) and the F best of its score.
+// Coupled sampling (the Gumbel-max trick with shared noise), and the F tokens with the best scores.
 #pragma once
 #include "filter.h"
 #include "kernels.h"
@@ -7,8 +7,9 @@
 namespace ssd {
 namespace SSD_ISA {
 
-// Calls visit(id, score) in ascending order for every token inside the cut (or, not inside, for every other one) that
-// may score above bar, which visit may raise. Score: z - log E, or z without noise. The noise is that of ids[token].
+// Calls visit(id, score), ids ascending, for every token inside the cut (for every other token if not `inside`) whose
+// score may exceed `bar`, which visit may raise. The score is z - log E, or z without noise; E is the noise of
+// ids[token].
 template <class Visit>
 SSD_INLINE void scan_scores(const Row& r, const Noise* noise, const int64_t* ids, const Cut& cut, bool inside,
                             const float& bar, Visit visit) {
@@ -16,7 +17,7 @@ SSD_INLINE void scan_scores(const Row& r, const Noise* noise, const int64_t* ids
   for (int64_t i = 0; i < r.n; i += 64) {
     f32x16 z[4];
     for (int j = 0; j < 4; ++j) z[j] = scaled(r, i + 16 * j);
-    f32x16 low = set1(std::max(floor, bar + (noise ? kMinLogE : 0.f)));  // no noise lifts a lesser z above bar
+    f32x16 low = set1(std::max(floor, bar + (noise ? kMinLogE : 0.f)));  // no noise lifts a smaller z above bar
     if (less(max(max(z[0], z[1]), max(z[2], z[3])), low) == 0xffff) continue;
     u32x16 words[4];
     if (noise && !ids) noise64(*noise, i, words);
@@ -37,7 +38,7 @@ SSD_INLINE void scan_scores(const Row& r, const Noise* noise, const int64_t* ids
   }
 }
 
-// argmax of z - log E over the survivors. The greatest z is 0 and survives, so the answer scores above -kMaxLogE.
+// The argmax of z - log E over the survivors. The greatest z is 0 and survives, so the answer scores above -kMaxLogE.
 inline int64_t coupled_token(const Row& r, const Noise& noise, const Cut& cut) {
   float best = -kMaxLogE;
   int64_t token = -1;
@@ -45,7 +46,7 @@ inline int64_t coupled_token(const Row& r, const Noise& noise, const Cut& cut) {
   return token;
 }
 
-// Sets up the row, and the survivors at a temperature above 0. Returns 0 or an error.
+// Sets up a row and, at a temperature above 0, its survivors. Returns 0 or an error.
 inline int64_t open_row(const float* logits, int64_t n, const SamplingParams& s, int64_t e, Row& r, Cut& cut) {
   r = {logits, n, max_logit(logits, n), 1.f};
   if (r.max != r.max) return kNotFinite;
@@ -62,7 +63,7 @@ inline float logprob_of(Row r, int64_t token) {
   return float((r.logits[token] - r.max) - std::log(exp_sum(r)));
 }
 
-// The token of a row under the parameters of entry e, drawn with the noise of `position`; negative: an error.
+// The token of a row under the parameters of entry e, drawn with the noise of `position`; a negative one is an error.
 inline int64_t sample_row(const float* logits, int64_t n, const SamplingParams& s, int64_t e, int64_t position,
                           float* logprob) {
   Row r;
@@ -82,7 +83,7 @@ inline void sample(const SampleArgs& a, Team& team) {
                              a.logprobs ? a.logprobs + r : nullptr);
 }
 
-// The f best of one row: survivors of the filters first, then the others.
+// The f best tokens of one row: first those that survive the filters, then the others.
 inline void top_f_row(const TopFArgs& a, int64_t row, int64_t* best, float* scores) {
   std::fill(best, best + a.f, -1);
   std::fill(scores, scores + a.f, -INFINITY);
@@ -95,7 +96,7 @@ inline void top_f_row(const TopFArgs& a, int64_t row, int64_t* best, float* scor
   Noise noise{uint64_t(a.params.seeds[row]), uint32_t(a.params.positions[row]), a.purpose};
   bool random = a.params.temperature[row] > 0.f;
   const int64_t* exclude = a.exclude + row * a.excluded;
-  int64_t count = 0, first = 0;  // found, and where the present pass began
+  int64_t count = 0, first = 0;  // tokens found, and how many before this pass
   float bar = -INFINITY;
   auto insert = [&](int64_t id, float score) {
     if (a.target_ids) id = a.target_ids[id];

@@ -1,9 +1,9 @@
-// The suffix automaton of a growing text (Blumer et al., 1985), and for each of its states where it was seen last.
+// The suffix automaton of a growing text (Blumer et al., 1985), which also knows where each state was seen last.
 //
 // A state stands for all substrings that end at the same places; its link leads to the longest suffix that ends at more
 // of them. The link of the newest state is therefore the longest suffix of the text that occurred before. A new token
-// makes every state on its chain of links "seen here"; as long chains would make that quadratic, they are kept as the
-// paths of a link-cut tree (Sleator and Tarjan, 1983) with one value a path: a token costs O(log n), amortised.
+// marks every state on its chain of links as seen here. Long chains would make that quadratic, so they are kept as
+// paths of a link-cut tree (Sleator and Tarjan, 1983) with one value per path: a token costs O(log n), amortised.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -31,14 +31,14 @@ class SuffixAutomaton {
     states_[now].link = states_[now].up = link;
     length_ = states_[link].length;
     before_ = last_seen(link);
-    see(now, n);
+    mark_seen(now, n);
     last_ = now;
   }
 
-  // Length of the longest suffix that occurred before; 0 where even the last token is new.
+  // Length of the longest suffix that occurred before; 0 if even the last token is new.
   int64_t length() const { return length_; }
 
-  // Where its occurrences ended before, the newest first: the newest of each different next token, `width` at most.
+  // Where that suffix ended before, newest first: the newest occurrence for each different next token, `width` at most.
   void ends(int64_t width, std::vector<int32_t>& out) {
     out.clear();
     if (!length_ || width < 1) return;
@@ -51,7 +51,7 @@ class SuffixAutomaton {
     out.resize(kept);
   }
 
-  // Token `i` of what followed an occurrence that ended at `end`; past the end of the text it repeats itself.
+  // Token `i` of those that followed an occurrence ending at `end`; past the end of the text they repeat.
   int32_t following(int32_t end, int64_t i) const { return text_[end + i % (size() - end)]; }
 
   int64_t bytes() const {
@@ -60,11 +60,11 @@ class SuffixAutomaton {
   }
 
  private:
-  static constexpr int32_t root = 1;  // the empty text; 0 is no state, and no edge
+  static constexpr int32_t root = 1;  // the empty text; 0 stands for no state and for no edge
   struct State {
     int32_t length = 0, link = 0, first_edge = 0;
-    int32_t up = 0, child[2] = {0, 0};  // splay tree of a path, by length; up of its root: the path's parent
-    int32_t seen = 0;  // of the root of a splay tree: where all states of the path ended last
+    int32_t up = 0, child[2] = {0, 0};  // splay tree of a path, by length; its root's `up` is the path's parent
+    int32_t seen = 0;  // where all states of the path ended last; valid at the root of its splay tree
   };
   struct Edge { int32_t source, token, target, next; };
 
@@ -73,11 +73,12 @@ class SuffixAutomaton {
     return int32_t(states_.size() - 1);
   }
 
-  // A state between `q` and its link for the suffixes of p's longest text with `token`, which now end elsewhere too.
+  // Makes a state between `q` and its link, for the suffixes of p's longest text with `token` appended, which now end
+  // elsewhere too.
   int32_t split(int32_t p, int32_t token, int32_t q) {
     const int32_t clone = add_state(states_[p].length + 1);
     for (int32_t e = states_[q].first_edge; e; e = edges_[e].next) add_edge(clone, edges_[e].token, edges_[e].target);
-    splay(q);  // the clone ended where q did, so it is of the same path, just above
+    splay(q);  // the clone ended where q did, so it joins the same path, just above
     const int32_t above = states_[q].child[0];
     states_[clone].child[0] = above;
     states_[clone].up = q;
@@ -91,20 +92,20 @@ class SuffixAutomaton {
 
   // ---- edges, in a hash table with open addressing ----
 
-  uint64_t place(int32_t source, int32_t token) const {
+  uint64_t bucket(int32_t source, int32_t token) const {
     const uint64_t key = (uint64_t(uint32_t(source)) << 32 | uint32_t(token)) * 0x9E3779B97F4A7C15;
     return (key ^ key >> 29) & (index_.size() - 1);
   }
 
   int32_t find(int32_t source, int32_t token) const {
-    for (uint64_t i = place(source, token);; i = (i + 1) & (index_.size() - 1)) {
+    for (uint64_t i = bucket(source, token);; i = (i + 1) & (index_.size() - 1)) {
       const int32_t e = index_[i];
       if (!e || (edges_[e].source == source && edges_[e].token == token)) return e;
     }
   }
 
-  void enter(int32_t e) {
-    uint64_t i = place(edges_[e].source, edges_[e].token);
+  void index_edge(int32_t e) {
+    uint64_t i = bucket(edges_[e].source, edges_[e].token);
     while (index_[i]) i = (i + 1) & (index_.size() - 1);
     index_[i] = e;
   }
@@ -112,9 +113,9 @@ class SuffixAutomaton {
   void add_edge(int32_t source, int32_t token, int32_t target) {
     edges_.push_back({source, token, target, states_[source].first_edge});
     const int32_t e = states_[source].first_edge = int32_t(edges_.size() - 1);
-    if (2 * edges_.size() <= index_.size()) return enter(e);
+    if (2 * edges_.size() <= index_.size()) return index_edge(e);
     index_.assign(2 * index_.size(), 0);
-    for (int32_t i = 1; i <= e; i++) enter(i);
+    for (int32_t i = 1; i <= e; i++) index_edge(i);
   }
 
   // ---- where a state was seen last ----
@@ -153,8 +154,8 @@ class SuffixAutomaton {
     return states_[x].seen;
   }
 
-  // All states from x up its links ended at n.
-  void see(int32_t x, int32_t n) {
+  // Marks all states from x up its links as ending at n.
+  void mark_seen(int32_t x, int32_t n) {
     int32_t below = 0;
     for (int32_t u = x; u; below = u, u = states_[u].up) {
       splay(u);

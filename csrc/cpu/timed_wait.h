@@ -1,4 +1,4 @@
-// A bounded wait: spins for a moment, then sleeps in small steps, and ends at the deadline at the latest.
+// A bounded wait: it spins for a moment, then sleeps in small steps, and ends at the deadline at the latest.
 #pragma once
 #include <algorithm>
 #include <chrono>
@@ -20,7 +20,7 @@ template <class Done>
 bool timed_wait(int64_t timeout_us, Done&& done) {
   using namespace std::chrono;
   constexpr auto kSpin = microseconds(50), kStep = microseconds(20);
-  constexpr int64_t kLongest = 86'400'000'000;  // a day: no overflow of the clock
+  constexpr int64_t kLongest = 86'400'000'000;  // a day, so that the clock does not overflow
   if (done()) return true;
   const auto start = steady_clock::now(), end = start + microseconds(std::clamp<int64_t>(timeout_us, 0, kLongest));
   for (auto now = start; now < end; now = steady_clock::now()) {

@@ -1,4 +1,4 @@
-// Sixteen keys of D elements, wherever they lie, to one panel [D][16] of fp32.
+// Transposes sixteen keys of D elements, wherever they lie, to one panel [D][16] of fp32.
 #pragma once
 #include "simd/simd.h"
 
@@ -80,8 +80,8 @@ SSD_INLINE void transpose16x16(__m512i (&r)[16]) {
 }
 #endif
 
-// Keys at[0..n), the first 16 of them; the columns of missing keys are zero. d is a multiple of 16.
-// each.next() is called once for every line of keys.
+// Transposes keys at[0..n), at most 16; the columns of missing keys are zero. d is a multiple of 16. Calls each.next()
+// once per line of keys.
 template <class T, class Each> inline void transpose16(const T* const* at, int n, int d, float* out, Each&& each) {
   alignas(64) static const float nothing[256] = {};
   const T* padded[16];

@@ -1,4 +1,4 @@
-// Verification of trees: the coupled walk, and rejection sampling (chains, trees without replacement, one-hot q).
+// Verification of trees: the coupled walk, and rejection sampling for chains, trees without replacement and one-hot q.
 #pragma once
 #include "sampling.h"
 #include "ssd/tree.h"
@@ -6,7 +6,7 @@
 namespace ssd {
 namespace SSD_ISA {
 
-// Applies f to lanes of x, whose sum of results is returned.
+// Replaces x by f(x), lanes at a time, and returns the sum of the results.
 template <class F> SSD_INLINE double map_sum(float* x, int64_t n, F f) {
   double total = 0;
   for (int64_t i = 0; i < n; i += 1024) {
@@ -25,7 +25,7 @@ SSD_INLINE void scale(float* x, int64_t n, double by) {
   map_sum(x, n, [c = set1(float(by))](f32x16 v, int64_t, int) { return v * c; });
 }
 
-// The processed distribution of one row. Returns 0 or an error.
+// Writes the processed distribution of one row to p. Returns 0 or an error.
 inline int64_t probs_row(const float* logits, int64_t n, const SamplingParams& s, int64_t e, float* p) {
   Row r;
   Cut cut;
@@ -54,7 +54,7 @@ inline void probs(const ProbsArgs& a, Team& team) {
       a.probs[r * a.vocab] = float(error);
 }
 
-// A draw from p: the greatest p / E. E >= w, so most tokens need no logarithm.
+// Draws from p: the token with the greatest p / E. E >= w, so most tokens need no logarithm.
 inline int64_t draw(const float* p, int64_t n, const Noise& noise) {
   float best = 0.f;
   int64_t token = -1;
@@ -83,22 +83,23 @@ inline int64_t draw(const float* p, int64_t n, const Noise& noise) {
 
 struct Step {
   int child;      // the accepted child, or -1
-  int64_t token;  // its token, or the one that ends the walk; negative: an error
+  int64_t token;  // its token, or the one that ends the walk; a negative one is an error
 };
 
-struct At {  // where the walk of request b stands
+struct Walk {  // where the walk down the tree of request b stands
   int64_t b;
   int nodes, node;
   int64_t row, position;
 };
 
-inline Step coupled_step(const VerifyArgs& a, const At& at, float* logprob) {
-  int64_t token = sample_row(a.logits + at.row * a.stride, a.vocab, a.params, at.b, at.position, logprob);
+inline Step coupled_step(const VerifyArgs& a, const Walk& walk, float* logprob) {
+  int64_t token = sample_row(a.logits + walk.row * a.stride, a.vocab, a.params, walk.b, walk.position, logprob);
   if (token < 0) return {-1, token};
-  return {find_child(a.tokens + at.b * a.nodes, a.parents + at.b * a.nodes, at.nodes, at.node, token, 0), token};
+  return {find_child(a.tokens + walk.b * a.nodes, a.parents + walk.b * a.nodes, walk.nodes, walk.node, token, 0),
+          token};
 }
 
-// p <- (p - q)+ normalised; p stays where that sums to 0. Scratch behind q.
+// p <- (p - q)+, normalised; p stays as it is if that sums to 0. Uses scratch memory behind q.
 inline void residual(float* p, float* q, int64_t n) {
   float* r = q + n;
   double sum =
@@ -106,7 +107,7 @@ inline void residual(float* p, float* q, int64_t n) {
   if (sum > 0) std::copy(r, r + n, p), scale(p, n, 1 / sum);
 }
 
-// x <- 0, the rest normalised. Returns false, and leaves p as it is, where nothing else is left.
+// Sets p[x] to 0 and normalises the rest. If nothing else is left, returns false and leaves p as it is.
 inline bool remove(float* p, int64_t n, int64_t x) {
   float px = p[x];
   p[x] = 0.f;
@@ -116,31 +117,31 @@ inline bool remove(float* p, int64_t n, int64_t x) {
   return true;
 }
 
-// Children in order: x is accepted if u < p(x) / q(x) (for a deterministic proposal q(x) = 1); else p becomes the
-// residual, and x leaves q. The token that ends the walk is drawn from what p has become.
-inline Step rejection_step(const VerifyArgs& a, const At& at, float* logprob) {
+// Tries the children in order: x is accepted if u < p(x) / q(x), with q(x) = 1 for a deterministic proposal; otherwise
+// p becomes the residual and x is removed from q. The token that ends the walk is drawn from what p has become.
+inline Step rejection_step(const VerifyArgs& a, const Walk& walk, float* logprob) {
   const int64_t n = a.vocab;
-  const float* logits = a.logits + at.row * a.stride;
+  const float* logits = a.logits + walk.row * a.stride;
   float *p = float_scratch(1, 3 * n), *q = p + n;
-  if (int64_t error = probs_row(logits, n, a.params, at.b, p)) return {-1, error};
+  if (int64_t error = probs_row(logits, n, a.params, walk.b, p)) return {-1, error};
   auto next = [&](int from) {
-    return find_child(a.tokens + at.b * a.nodes, a.parents + at.b * a.nodes, at.nodes, at.node, -1, from);
+    return find_child(a.tokens + walk.b * a.nodes, a.parents + walk.b * a.nodes, walk.nodes, walk.node, -1, from);
   };
   auto result = [&](int child, int64_t token) {
     if (logprob) *logprob = logprob_of({logits, n, max_logit(logits, n), 1.f}, token);
     return Step{child, token};
   };
-  const uint64_t seed = uint64_t(a.params.seeds[at.b]);
-  const uint32_t position = uint32_t(at.position);
-  bool sampled = a.kinds[at.b] == kSampledKind, left = true;
+  const uint64_t seed = uint64_t(a.params.seeds[walk.b]);
+  const uint32_t position = uint32_t(walk.position);
+  bool sampled = a.kinds[walk.b] == kSampledKind, left = true;
   int child = next(0);
   if (sampled && child >= 0) {
-    const float* source = a.q + at.row * a.q_stride;
+    const float* source = a.q + walk.row * a.q_stride;
     double sum = map_sum(q, n, [&](f32x16, int64_t i, int m) { return load_n(source + i, m); });
     if (!(std::abs(sum - 1) < 1e-3) || *std::min_element(q, q + n) < 0.f) return {-1, kNotNormal};
   }
   for (uint32_t number = 0; child >= 0 && left; child = next(child + 1), ++number) {
-    int64_t x = a.tokens[at.b * a.nodes + child];
+    int64_t x = a.tokens[walk.b * a.nodes + child];
     if (sampled && !(q[x] > 0.f)) return {-1, kNotProposed};
     float u = ssd::open_uniform(noise_word(seed, position, number, kAccept));
     if (u < p[x] / (sampled ? q[x] : 1.f)) return result(child, x);
@@ -161,11 +162,11 @@ inline void verify(const VerifyArgs& a, Team& team) {
     std::fill(emitted, emitted + a.nodes + 1, -1);
     if (a.logprobs) std::fill(a.logprobs + b * (a.nodes + 1), a.logprobs + (b + 1) * (a.nodes + 1), -INFINITY);
     for (int32_t depth = 0;; ++depth) {
-      At at{b, nodes, node, a.row_offsets[b] + node + 1, a.params.positions[b] + depth};
+      Walk walk{b, nodes, node, a.row_offsets[b] + node + 1, a.params.positions[b] + depth};
       float* logprob = a.logprobs ? a.logprobs + b * (a.nodes + 1) + depth : nullptr;
-      Step s = a.kinds ? rejection_step(a, at, logprob) : coupled_step(a, at, logprob);
+      Step s = a.kinds ? rejection_step(a, walk, logprob) : coupled_step(a, walk, logprob);
       a.accepted[b] = s.token < 0 ? int32_t(s.token) : depth;
-      emitted[s.token < 0 ? 0 : depth] = s.token < 0 ? at.row : s.token;
+      emitted[s.token < 0 ? 0 : depth] = s.token < 0 ? walk.row : s.token;
       if (s.child < 0) break;
       path[depth] = int8_t(node = s.child);
     }

@@ -1,22 +1,22 @@
 // Moves cached tokens between slots of a paged cache, as if at once, in every layer.
 //
-// A thread owns 16 bytes of every slot of one layer: it brings those of all sources to shared memory, all copies in
-// flight together, and then writes the targets. Nothing it reads is written by another thread, so chains, swaps and
-// cycles of moves are right without a barrier.
+// A thread owns 16 bytes of every slot of one layer: it copies those of all sources to shared memory, with all copies
+// in flight together, and then writes the targets. No other thread writes what it reads, so chains, swaps and cycles of
+// moves need no barrier.
 #pragma once
 #include "ptx.cuh"
 
 namespace ssd::gpu {
 
 struct KvCopyArgs {
-  uint4 *k, *v;   // [layers, slots, units]
+  uint4 *k, *v;  // [layers, slots, units]
   int64_t layer;  // units of a layer
   int64_t units;  // units of 16 bytes in a slot
-  const int64_t *sources, *targets;  // [moves], negative: none
+  const int64_t *sources, *targets;  // [moves]; a negative one makes no move
   int64_t moves;
 };
 
-constexpr int64_t kMaxMoves = 768;  // by the 99 KiB of shared memory that every device has
+constexpr int64_t kMaxMoves = 768;  // what fits into the 99 KiB of shared memory that every device has
 
 constexpr int copy_threads(int64_t moves) { return moves <= 96 ? 32 : 8; }
 constexpr int copy_shared_bytes(int64_t moves) { return int(moves) * copy_threads(moves) * 16; }

@@ -1,4 +1,4 @@
-// Launchers of the CUDA kernels, without torch: arguments are taken to be right, errors of the launch come back.
+// Launchers of the CUDA kernels, without torch. They trust their arguments and return the error of the launch.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -13,7 +13,7 @@ cudaError_t launch_attention_fp16(const AttentionArgs& a, AttentionPlan plan, in
 cudaError_t launch_kv_copy(const KvCopyArgs& a, int64_t layers, cudaStream_t stream);
 cudaError_t launch_verify_swap(const VerifySwapArgs& a, int64_t requests, cudaStream_t stream);
 
-// For the two files that hold the instances, one a dtype.
+// Used by the two files that hold the instances of one dtype each.
 template <class T>
 cudaError_t launch_attention_of(const AttentionArgs& a, AttentionPlan plan, int64_t head_dim, cudaStream_t stream) {
   cudaError_t status = cudaSuccess;

@@ -1,4 +1,4 @@
-// Launchers of the kernels that move cached tokens and end a round.
+// Launchers of kv_copy and verify_swap, the kernels that move cached tokens and end a round.
 #include "launch.cuh"
 
 namespace ssd::gpu {

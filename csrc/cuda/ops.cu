@@ -34,7 +34,7 @@ T* dense(const Tensor& t, const char* name, const Tensor& like, at::IntArrayRef 
   return const_cast<T*>(t.const_data_ptr<T>());
 }
 
-// 16-byte copies of rows of head_dim elements need them to start at multiples of 16 bytes.
+// Rows of head_dim elements are copied 16 bytes at a time, so they have to start at multiples of 16 bytes.
 void check_rows(const Tensor& t, const char* name) {
   const int64_t unit = 16 / t.element_size();
   bool aligned = t.stride(-1) == 1 && reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0;
@@ -141,7 +141,8 @@ Outcome verify_swap(const Tensor& cache, at::IntArrayRef sizes, const Tensor& sl
   ssd::spec_layout(a.sizes, offsets);
   const int64_t B = slots.numel(), width = a.sizes.nodes + 1;
   a.cache = dense<uint8_t>(cache, "cache", slots, {offsets[ssd::kSpecSections]});
-  SSD_CHECK(reinterpret_cast<uintptr_t>(a.cache) % 64 == 0, "cache: wanted data aligned to 64 bytes");
+  SSD_CHECK(reinterpret_cast<uintptr_t>(a.cache) % 64 == 0,
+            "cache: got an unaligned block, wanted one aligned to 64 bytes");
   a.slots = dense<int64_t>(slots, "slots", slots, {B});
   a.sampled = dense<int64_t>(sampled, "sampled", slots, {B, width});
   a.ids = dense<int64_t>(ids, "ids", slots, {B, width});

@@ -1,5 +1,5 @@
-// The few instructions that CUDA C++ has no word for, each a function of one instruction. Kernels are written on
-// these names and on plain CUDA only; a host build (no __CUDACC__) takes the same names from the test harness.
+// The few instructions that CUDA C++ has no name for, one function each. Kernels use only these and plain CUDA; a host
+// build (no __CUDACC__) takes the same names from the test harness.
 #pragma once
 #include <cstdint>
 
@@ -14,7 +14,7 @@ namespace ssd::gpu {
 struct bf16 {};  // tags: elements travel as uint16_t, pairs as uint32_t (low half first)
 struct fp16 {};
 
-// Dynamic shared memory, handed out in order. Shapes state the sum of what their kernel takes.
+// Dynamic shared memory, handed out in order. A kernel's shape states the sum of what it takes.
 struct SharedArena {
   char* p;
   SSD_DEV SharedArena() {
@@ -31,7 +31,7 @@ struct SharedArena {
 
 SSD_DEV uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
-// 16 bytes from global to shared without registers; bytes past `size` (0 or 16) are zero and are not read.
+// Copies 16 bytes from global to shared memory without registers; bytes past `size` (0 or 16) become zero unread.
 SSD_DEV void cp_async16(void* dst, const void* src, int size) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(dst)), "l"(src), "r"(size)
                : "memory");
@@ -43,8 +43,8 @@ SSD_DEV void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8 and receives, of each
-// matrix, elements (l / 4, 2 (l % 4)) and the next one; transposed: (2 (l % 4), l / 4) and the one below.
+// Loads four 8x8 matrices of 16-bit elements. Lane l passes the address of row l % 8 of matrix l / 8 and receives from
+// each matrix elements (l / 4, 2 (l % 4)) and the next one; transposed, (2 (l % 4), l / 4) and the one below.
 SSD_DEV void ldmatrix_x4(uint32_t (&r)[4], const uint16_t* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -72,7 +72,7 @@ SSD_DEV void mma(fp16, float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint3
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Two floats to a pair, round to nearest even.
+// Packs two floats into a pair, rounding to nearest even.
 SSD_DEV uint32_t pack(bf16, float lo, float hi) {
   uint32_t r;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
@@ -92,7 +92,7 @@ SSD_DEV float2 unpack(fp16, uint32_t pair) {
   return r;
 }
 
-SSD_DEV bool is_finite(bf16, uint32_t x) { return (x & 0x7f80u) != 0x7f80u; }  // of the low half
+SSD_DEV bool is_finite(bf16, uint32_t x) { return (x & 0x7f80u) != 0x7f80u; }  // tests the low half
 SSD_DEV bool is_finite(fp16, uint32_t x) { return (x & 0x7c00u) != 0x7c00u; }
 
 // 2^x to 2 ulp; 2^0 = 1 and 2^-inf = 0 exactly.

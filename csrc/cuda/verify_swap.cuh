@@ -1,9 +1,10 @@
 // The end of a verification round without the host: match, lookup, swap, outcome, the next verification's inputs.
 //
-// One warp for each request; lane l holds rows l and l + 32 of its tree. Row 0 is the root, row i node i - 1. The
-// inputs of a verification are arrays of fixed shape [B, N + 1], rows past the tree padding that sees nothing, so that
-// this kernel can write the next ones in place and a captured graph of forward, sampling and this kernel runs on.
-// Protocol and memory: ssd/spec_cache.h. Steps of its verify lane that store word by word are spread over the lanes.
+// Each request has one warp, whose lane l holds rows l and l + 32 of the tree. Row 0 is the root, row i is node i - 1.
+// The inputs of a verification are arrays of fixed shape [B, N + 1], where rows past the tree are padding that sees
+// nothing, so this kernel can write the next inputs in place, and a captured graph of forward, sampling and this kernel
+// can run again. Protocol and memory: ssd/spec_cache.h; where its verify lane stores word by word, the lanes share the
+// words.
 #pragma once
 #include <ssd/spec_cache.h>
 
@@ -14,14 +15,14 @@ namespace ssd::gpu {
 struct VerifySwapArgs {
   void* cache;
   SpecSizes sizes;
-  const int64_t* slots;    // [B] of the speculation cache; -1: the request is left alone
+  const int64_t* slots;  // [B] slots of the speculation cache; a request with -1 is left alone
   const int64_t* sampled;  // [B, N + 1] the target's token after each row
-  const uint64_t* features;  // [B, N + 1, feature_words] of the rows, or null: a token's are those of the row before it
-  // this verification's inputs, then the next one's
+  const uint64_t* features;  // [B, N + 1, feature_words] by row, or null; a token's are those of the row before it
+  // this verification's inputs; the kernel replaces them by the next one's
   int64_t* ids;  // [B, N + 1]
-  int32_t* parents;  // [B, N + 1] rows above, -1: root or padding
+  int32_t* parents;  // [B, N + 1] parent rows, -1 for root and padding
   int32_t* positions;  // [B, N + 1]
-  int64_t* kv_slots;  // [B, N + 1] where K and V are stored, -1: nowhere
+  int64_t* kv_slots;  // [B, N + 1] where K and V are stored, or -1
   int64_t* mask;  // [B, N + 1]
   int32_t* prefix_lens;  // [B]
   const int32_t* page_table;  // [B, table_row]
@@ -29,7 +30,7 @@ struct VerifySwapArgs {
   int64_t page_size;
   const int32_t* capacity;  // [B] tokens that the pages of a request hold: the next tree is cut to fit
   // the outcome
-  int32_t* count;  // [B] tokens confirmed; 0: left alone, since the log is full or the bonus token is no token
+  int32_t* count;  // [B] tokens confirmed; 0 if the request was left alone: its log is full or its bonus token no token
   int64_t* confirmed;  // [B, N + 1]
   int32_t *accepted, *branch, *taken, *kind;  // [B] depth of the path; branch adopted or -1, its nodes taken, its kind
   int64_t *sources, *targets;  // [B, N + 1] moves that bring the accepted path behind the prefix, for kv_copy
@@ -48,20 +49,20 @@ SSD_DEV int warp_min(int v) {
   return v;
 }
 
-// Two values of a lane as one array of 64, read at the same place by all lanes.
+// Reads element i of an array of 64 that the lanes hold, two values each; all lanes read the same element.
 template <class T>
 SSD_DEV T pick(const T (&v)[2], int i) {
   return __shfl_sync(~0u, i < 32 ? v[0] : v[1], i % 32);
 }
 
-// Lowest of the 64 flags that is set, -1: none.
+// The lowest of the 64 flags that is set, or -1.
 SSD_DEV int lowest(bool a, bool b) {
   const unsigned low = __ballot_sync(~0u, a), high = __ballot_sync(~0u, b);
   return low ? __ffs(int(low)) - 1 : high ? __ffs(int(high)) + 31 : -1;
 }
 
-// Looks (node, token) up as SpecCache::match_swap does. Every lane acquires for itself and the lanes then agree, so
-// each may read what it is told of.
+// Looks (node, token) up as SpecCache::match_swap does. Every lane acquires for itself before the lanes agree, so each
+// may read what was published.
 SSD_DEV Match lookup(const SpecCache& c, int64_t slot, int node, int64_t token, int lane) {
   const int64_t slab = 1 - int64_t(load_relaxed(c.active + slot));
   if (__ballot_sync(~0u, c.is_ready(slot)) != ~0u) return {-1, 0};
@@ -87,7 +88,7 @@ static __global__ void __launch_bounds__(32) verify_swap_kernel(const VerifySwap
 
   // match
   int64_t id[2] = {-1, -1}, next[2] = {-1, -1}, stored[2] = {-1, -1};
-  int parent[2] = {-1, -1}, rank[2] = {-1, -1};  // rank: place on the accepted path
+  int parent[2] = {-1, -1}, rank[2] = {-1, -1};  // rank: depth on the accepted path
   const int prefix = a.prefix_lens[b];
   for (int h = 0; h < 2; ++h) {
     const int row = lane + 32 * h;
@@ -128,7 +129,7 @@ static __global__ void __launch_bounds__(32) verify_swap_kernel(const VerifySwap
     a.branch[b] = hit.branch, a.taken[b] = taken, a.kind[b] = c.kind[c.in_slab(slab, slot)];
   }
 
-  // outcome: what was stored before it, then its words, then its epoch
+  // outcome: first what is stored before it, then its words, then its epoch
   const int64_t length = c.length[slot], epoch = c.round[slot];
   int64_t* record = c.record_of(uint64_t(epoch), slot);
   __syncwarp();
@@ -143,12 +144,12 @@ static __global__ void __launch_bounds__(32) verify_swap_kernel(const VerifySwap
   __syncwarp();
   fence_release();
   SharedArena arena;
-  int* above = arena.take<int>(64);  // of the next tree
+  int* above = arena.take<int>(64);  // parent rows of the next tree
   for (int h = 0; h < 2; ++h) {
     const int row = lane + 32 * h;
-    if (rank[h] >= 0) {  // a row of the path: its KV, and the token that the target put after it
-      const int64_t confirmed = next[h], place = length + rank[h], target = kv_slot(prefix + rank[h]);
-      store_relaxed(c.log + slot * c.d.log + place, int32_t(confirmed));
+    if (rank[h] >= 0) {  // a row of the path: its KV, and the token that the target drew after it
+      const int64_t confirmed = next[h], position = length + rank[h], target = kv_slot(prefix + rank[h]);
+      store_relaxed(c.log + slot * c.d.log + position, int32_t(confirmed));
       a.confirmed[at + rank[h]] = confirmed;
       if (stored[h] != target) a.sources[at + rank[h]] = stored[h], a.targets[at + rank[h]] = target;
     }
@@ -160,10 +161,10 @@ static __global__ void __launch_bounds__(32) verify_swap_kernel(const VerifySwap
     }
   }
   if (c.d.feature_words && a.features)
-    for (int r = 0; r < width; ++r) {  // rows of the path, all lanes on one of them at a time
-      const int place = pick(rank, r);
-      if (place < 0 || count - place > c.d.feature_window) continue;
-      uint64_t* to = c.feature_row(slot, length + place);
+    for (int r = 0; r < width; ++r) {  // rows of the path, one at a time by all lanes
+      const int step = pick(rank, r);
+      if (step < 0 || count - step > c.d.feature_window) continue;
+      uint64_t* to = c.feature_row(slot, length + step);
       for (int64_t w = lane; w < c.d.feature_words; w += 32)
         store_relaxed(to + w, a.features[(at + r) * c.d.feature_words + w]);
     }

@@ -170,7 +170,7 @@ def test_opcheck():
 
 def test_mismatches_of_kind_and_rule_are_refused():
     x, q, a = torch.zeros(2, 4), torch.full((2, 4), 0.25), params(1)
-    with pytest.raises(ValueError, match="kinds: got 0 for request 0.*not that of coupled proposals"):
+    with pytest.raises(ValueError, match="kinds: got 0 for request 0.*coupled proposals need verify_coupled"):
         verify_rejection(x, *ONE, kinds(Kind.COUPLED, 1), q, *a)
     with pytest.raises(ValueError, match="kinds: got 3 for request 0"):
         verify_rejection(x, *ONE, kinds(3, 1), q, *a)
@@ -184,7 +184,7 @@ def test_mismatches_of_kind_and_rule_are_refused():
 def test_bad_arguments_are_named():
     x, q, a = torch.zeros(2, 4), torch.full((2, 4), 0.25), params(1)
     for bad in (q * 2, q * 0, torch.full_like(q, torch.nan), torch.tensor([[-1.0, 1, 0.5, 0.5]] * 2)):
-        with pytest.raises(ValueError, match="q: got no distribution in row 0"):
+        with pytest.raises(ValueError, match="q: row 0 is not a distribution"):
             verify_rejection(x, *ONE, kinds(1, 1), bad, *a)
     with pytest.raises(ValueError, match="q: got shape"):
         verify_rejection(x, *ONE, kinds(1, 1), q[:, :3].contiguous(), *a)

@@ -1,6 +1,6 @@
-// Two lanes at full speed on one speculation cache, every value checked against where it must come from.
-// Compiled by tests/runtime/lanes/test_protocol_stress.py with -fsanitize=thread against a copy of the header whose atomic
-// operations call stress_delay() first. Usage: stress SWAPS FAULT SEED
+// Two lanes at full speed on one speculation cache; every value is checked against where it must come from.
+// Compiled by tests/runtime/lanes/test_protocol_stress.py with -fsanitize=thread against a copy of the header whose
+// atomic operations call stress_delay() first. Usage: stress SWAPS FAULT SEED
 #include <chrono>
 #include <cstdint>
 #include <cstdio>

@@ -15,7 +15,7 @@ RopeArgs rope_args(const Tensor& qkv, const Tensor& cos, const Tensor& sin, cons
   check_dense(cos, "cos", at::kFloat, 2);
   check_dense(sin, "sin", at::kFloat, 2);
   const int64_t rows = qkv.size(0), d = k.size(3), page_size = k.size(1);
-  SSD_CHECK(d % 2 == 0, "k_cache: got head_dim ", d, ", wanted an even one");
+  SSD_CHECK(d % 2 == 0, "k_cache: got head_dim ", d, ", wanted an even number");
   SSD_CHECK(cos.size(1) == d / 2, "cos: got ", cos.size(1), " columns, wanted head_dim / 2 = ", d / 2);
   SSD_CHECK(sin.sizes() == cos.sizes(), "sin: got shape ", sin.sizes(), ", wanted that of cos, ", cos.sizes());
   SSD_CHECK(positions.size(0) == rows, "positions: got ", positions.size(0), " elements, wanted ", rows);
@@ -95,7 +95,7 @@ AttentionArgs attention_args(const Tensor& q, const Tensor& k, const Tensor& v, 
             ", wanted 0 to ", rows);
   for (int64_t b = 0; b < requests; ++b) {
     SSD_CHECK(offsets[b] <= offsets[b + 1], "row_offsets: got ", offsets[b + 1], " after ", offsets[b],
-              ", wanted ascending");
+              ", wanted ascending offsets");
     SSD_CHECK(prefix[b] >= 0, "prefix_lens: got ", prefix[b], ", wanted 0 or more");
     const int64_t n = offsets[b + 1] - offsets[b];
     int64_t slots = bits ? 0 : n;

@@ -1,4 +1,4 @@
-// Checked views of the paged cache and of a ragged batch, for every operator that takes them.
+// Checks the paged cache and ragged batches, for every operator that takes them.
 #pragma once
 #include <ATen/core/Tensor.h>
 

@@ -1,4 +1,5 @@
-// CPU form and registration of kv_copy: layers are shared out; all sources of a layer are read before a target is written.
+// CPU form and registration of kv_copy. Threads share out the layers; all sources of a layer are read before any target
+// is written.
 #include <torch/library.h>
 
 #include <algorithm>
@@ -11,7 +12,7 @@
 namespace {
 using at::Tensor;
 
-constexpr int64_t kAlone = 1 << 18;  // bytes that one thread has copied before others are awake
+constexpr int64_t kAlone = 1 << 18;  // bytes that one thread copies in the time that waking others takes
 
 void kv_copy(const Tensor& k, const Tensor& v, const Tensor& sources, const Tensor& targets) {
   SSD_CHECK(k.dim() == 5, "k_cache: got shape ", k.sizes(), ", wanted [layers, pages, page_size, Hkv, D]");

@@ -18,8 +18,8 @@ LinearArgs linear_args(const char* x, const char* name, int64_t rows, int64_t k,
       if (packed.size(2) == group_bytes(f)) format = f;
   SSD_CHECK(packed.dim() == 3 && packed.is_contiguous() && quantised(format) == bytes, name, ": got shape ",
             packed.sizes(), ", wanted the result of pack_linear");
-  SSD_CHECK(n > 0 && packed.size(0) == panels(n), "n: got ", n, ", wanted the outputs of ", name, ", which has ",
-            packed.size(0), " panels of 16");
+  SSD_CHECK(n > 0 && packed.size(0) == panels(n), "n: got ", n, ", wanted the number of outputs of ", name,
+            ", which has ", packed.size(0), " panels of 16");
   SSD_CHECK(packed.size(1) == (bytes ? groups(k, format) : k) && (bytes || packed.size(2) == kPanel), x, ": got ", k,
             " columns, wanted as many as ", name, " (shape ", packed.sizes(), ") has inputs");
   SSD_CHECK(!swiglu || n % 32 == 0, "n: got ", n, ", wanted a multiple of 32 (gate and up in blocks of 16)");

@@ -1,4 +1,4 @@
-// Checked arguments of linear layers and embeddings, for every operator that takes them.
+// Checks the arguments of linear layers and embeddings, for every operator that takes them.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -7,11 +7,11 @@
 
 namespace ssd {
 
-// All but x, y, residual and scratch; x and name are what messages call the input and the weight.
+// Fills in all but x, y, residual and scratch. x and name are what messages call the input and the weight.
 LinearArgs linear_args(const char* x, const char* name, int64_t rows, int64_t k, const at::Tensor& packed, int64_t n,
                        const std::optional<at::Tensor>& bias, bool swiglu);
 
-struct RowScratch {  // of rows of at most k inputs, for every LinearArgs that works on them in turn
+struct RowScratch {  // quantised rows of at most k inputs, lent to one LinearArgs after another
   at::Tensor quants, groups;
   RowScratch(int64_t rows, int64_t k);
   void lend(LinearArgs& a) const;

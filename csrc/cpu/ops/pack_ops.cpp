@@ -1,4 +1,4 @@
-// CPU registration of pack_linear: plain weights, or the blocks of a GGUF file, into panels. Layouts: ssd/packed.h.
+// CPU registration of pack_linear, which packs plain weights or the blocks of a GGUF file into panels (ssd/packed.h).
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
@@ -13,13 +13,13 @@ constexpr std::pair<const char*, Format> kFormats[] = {{"fp32", Format::fp32}, {
                                                        {"int8", Format::int8}, {"q8_0", Format::q8_0},
                                                        {"q4_0", Format::q4_0}, {"q4_1", Format::q4_1}};
 
-// A block of up to 64 inputs: its numbers as they are stored for one output.
+// A block of up to 64 inputs of one output, its numbers as they are stored.
 struct Block {
   fp16 d{}, m{};
   uint8_t q[64] = {};
 };
 
-// Bytes of a block in a file: d, m where there is one, the numbers.
+// Bytes of a block in a file: d, then m if the format has one, then the numbers.
 constexpr int block_bytes(Format f) { return group_bytes(f) / kPanel; }
 
 Block read_block(const uint8_t* p, Format f) {
@@ -30,7 +30,7 @@ Block read_block(const uint8_t* p, Format f) {
   return b;
 }
 
-// n inputs, rounded as the reference implementation of ggml does it; int8 divides by the scale as it is stored.
+// Quantises n inputs, rounding as ggml's reference implementation does; int8 divides by the scale as it is stored.
 Block make_block(const float* w, int n, Format f) {
   float top = 0, low = w[0], high = w[0];
   for (int j = 0; j < n; ++j) {
@@ -61,7 +61,7 @@ void store_block(const Block& b, int output, Format f, uint8_t* group) {
 
 bool finite(fp16 x) { return (x.bits & 0x7c00) != 0x7c00; }
 
-// block(i, g): of output i and group g of its inputs.
+// block(i, g): the block of output i and group g of its inputs.
 template <class F> Tensor pack_groups(int64_t n, int64_t n_groups, Format f, F&& block) {
   Tensor out = at::zeros({ssd::panels(n), n_groups, group_bytes(f)}, at::kByte);
   uint8_t* o = out.mutable_data_ptr<uint8_t>();

@@ -1,4 +1,4 @@
-// CPU registration of the probes, with which the benchmarks measure the roofline.
+// CPU registration of the probes that measure the roofline for the benchmarks.
 #include <torch/library.h>
 
 #include "check.h"

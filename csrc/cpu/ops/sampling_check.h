@@ -1,4 +1,4 @@
-// Checks shared by the operators that draw tokens.
+// Checks that the operators which draw tokens share.
 #pragma once
 #include "check.h"
 #include "cpu/kernels.h"
@@ -19,7 +19,7 @@ inline void check_entries(const at::Tensor& t, const char* name, at::ScalarType 
   SSD_CHECK(t.size(0) == n, name, ": got ", t.size(0), " entries, wanted ", n);
 }
 
-// Every entry of t satisfies ok, or the first that does not is named.
+// Raises an error that names the first entry of t which does not satisfy ok.
 template <class T, class Ok> void check_values(const at::Tensor& t, const char* name, const char* wanted, Ok ok) {
   const T* p = t.const_data_ptr<T>();
   for (int64_t i = 0; i < t.size(0); ++i)
@@ -39,7 +39,7 @@ inline SamplingParams filter_params(const at::Tensor& temperature, const at::Ten
   check_entries(top_k, "top_k", at::kInt, n);
   check_entries(top_p, "top_p", at::kFloat, n);
   check_entries(min_p, "min_p", at::kFloat, n);
-  check_values<float>(temperature, "temperature", "a finite number from 0",
+  check_values<float>(temperature, "temperature", "a finite number from 0 up",
                       [](float t) { return t >= 0 && t <= 3e38f; });
   check_values<int32_t>(top_k, "top_k", "0 (off) or more", [](int32_t k) { return k >= 0; });
   check_values<float>(top_p, "top_p", "a number in (0, 1]", [](float p) { return p > 0 && p <= 1; });
@@ -62,14 +62,14 @@ inline SamplingParams sampling_params(const at::Tensor& temperature, const at::T
   return params;
 }
 
-// Raises if `result`, in place of a token or a count, is an error of row `row`.
+// Raises if `result` is an error of row `row` instead of a token or a count.
 inline void check_result(int64_t result, int64_t row) {
   SSD_CHECK(result != kNotFinite, "logits: got NaN or +inf in row ", row, ", wanted numbers or -inf");
   SSD_CHECK(result != kAllMasked, "logits: got nothing but -inf in row ", row, ", wanted at least one finite logit");
-  SSD_CHECK(result != kNotNormal, "q: got no distribution in row ", row, ", wanted numbers from 0 that sum to 1");
+  SSD_CHECK(result != kNotNormal, "q: row ", row, " is not a distribution, wanted non-negative numbers that sum to 1");
   SSD_CHECK(result != kNotProposed, "q: got 0 in row ", row,
             " for a token proposed there, wanted the distribution that it was sampled from, ",
-            "siblings without replacement");
+            "siblings being drawn without replacement");
 }
 
 }  // namespace ssd

@@ -13,8 +13,8 @@
 namespace {
 using at::Tensor;
 
-constexpr int64_t kAlone = 1 << 17;  // logits that one thread has read before others are awake
-constexpr int64_t kNoiseCost = 8;    // of a logit with noise, in logits
+constexpr int64_t kAlone = 1 << 17;  // logits that one thread reads in the time that waking others takes
+constexpr int64_t kNoiseCost = 8;    // cost of a logit with noise, in logits without
 
 std::tuple<Tensor, Tensor> sample(const Tensor& logits, const Tensor& temperature, const Tensor& top_k,
                                   const Tensor& top_p, const Tensor& min_p, const Tensor& seeds,
@@ -54,7 +54,7 @@ std::tuple<Tensor, Tensor> top_f(const Tensor& logits, const Tensor& temperature
   }
   if (target_ids) {
     ssd::check_entries(*target_ids, "target_ids", at::kLong, vocab);
-    uint64_t any = 0;  // bits of all, in one vector loop: they are checked at every step of a draft
+    uint64_t any = 0;  // the bits of all ids, in one vector loop: every step of a draft checks them
     const int64_t* id = target_ids->const_data_ptr<int64_t>();
     for (int64_t i = 0; i < vocab; ++i) any |= id[i];
     if (any >> 31) ssd::check_values<int64_t>(*target_ids, "target_ids", "0 to 2^31 - 1", ssd::is_index);

@@ -39,14 +39,16 @@ inline std::vector<int64_t> layout(at::IntArrayRef sizes) {
 
 inline void check_block(const Tensor& cache) {
   check_dense(cache, "cache", at::kByte, 1);
-  SSD_CHECK(reinterpret_cast<uintptr_t>(cache.const_data_ptr()) % 64 == 0, "cache: wanted data aligned to 64 bytes");
+  SSD_CHECK(reinterpret_cast<uintptr_t>(cache.const_data_ptr()) % 64 == 0,
+            "cache: got an unaligned block, wanted one aligned to 64 bytes");
 }
 
 inline SpecCache open(const Tensor& cache) {
   check_block(cache);
   void* base = const_cast<void*>(cache.const_data_ptr());
   const int64_t* header = static_cast<const int64_t*>(base);
-  SSD_CHECK(cache.numel() >= 128 && header[0] == kSpecMagic, "cache: wanted a block that spec_cache_reset set up");
+  SSD_CHECK(cache.numel() >= 128 && header[0] == kSpecMagic,
+            "cache: got an uninitialised block, wanted one that spec_cache_reset set up");
   return {base, sizes_of({header + 1, kSpecSizes})};
 }
 
@@ -81,7 +83,7 @@ inline void check_ids(const SpecCache& c, const int64_t* ids, int64_t n, const c
     SSD_CHECK(ids[i] >= 0 && ids[i] < c.d.vocab, name, ": got id ", ids[i], ", wanted 0 to ", c.d.vocab - 1);
 }
 
-// Rows of features for the last of n tokens; any dtype of the right row size.
+// Rows of features for the last of n tokens, in any dtype that has the right row size.
 inline const uint64_t* check_features(const SpecCache& c, const OptTensor& features, int64_t n, int64_t* rows) {
   *rows = 0;
   if (!features) return nullptr;
@@ -93,7 +95,7 @@ inline const uint64_t* check_features(const SpecCache& c, const OptTensor& featu
   *rows = features->size(0);
   SSD_CHECK(*rows <= n, "features: got ", *rows, " rows, wanted at most one for each of ", n, " tokens");
   const void* data = features->const_data_ptr();
-  SSD_CHECK(reinterpret_cast<uintptr_t>(data) % 8 == 0, "features: wanted data aligned to 8 bytes");
+  SSD_CHECK(reinterpret_cast<uintptr_t>(data) % 8 == 0, "features: got unaligned rows, wanted rows aligned to 8 bytes");
   return static_cast<const uint64_t*>(data);
 }
 

@@ -1,4 +1,4 @@
-// CPU registration of the draft lane's side of the speculation cache: the steps of ssd/spec_cache.h after checks.
+// CPU registration of the draft lane's side of the speculation cache: checks, then the steps of ssd/spec_cache.h.
 #include <torch/library.h>
 
 #include "cpu/timed_wait.h"
@@ -37,7 +37,7 @@ Branches check_branches(const SpecCache& c, const Tensor& slots, const Tensor& e
   return a;
 }
 
-// Nodes of branch b of row i in this call, their ids and parents checked.
+// Number of nodes that this call brings for branch b of row i; checks their ids and parents.
 int64_t check_branch(const SpecCache& c, const Branches& a, int64_t i, int64_t b, int64_t first) {
   const int64_t at = i * c.d.branches + b, n = a.counts ? a.counts[at] : a.n;
   SSD_CHECK(n >= 0 && n <= a.n, "counts: got ", n, ", wanted 0 to ", a.n);
@@ -93,7 +93,7 @@ int64_t extend(const Tensor& cache, const Tensor& slots, const Tensor& epochs, i
   const int64_t C = c.d.branches;
   for (int64_t i = 0; i < a.B; ++i) {
     const int64_t slab = c.slab_of(a.slot[i], uint64_t(a.epoch[i]));
-    SSD_CHECK(slab >= 0, "epochs: got ", a.epoch[i], " for slot ", a.slot[i], ", wanted a published one");
+    SSD_CHECK(slab >= 0, "epochs: got ", a.epoch[i], " for slot ", a.slot[i], ", wanted a published epoch");
     for (int64_t b = 0; b < C; ++b) {
       const int64_t at = c.branch_at(slab, a.slot[i], b), stand = ssd::load_relaxed(c.depth_ready + at);
       if (c.keys[at] < 0) continue;

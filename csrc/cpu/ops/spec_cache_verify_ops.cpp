@@ -1,4 +1,4 @@
-// CPU registration of the verify lane's side of the speculation cache: the steps of ssd/spec_cache.h after checks.
+// CPU registration of the verify lane's side of the speculation cache: checks, then the steps of ssd/spec_cache.h.
 #include <torch/library.h>
 
 #include "cpu/timed_wait.h"
@@ -50,8 +50,8 @@ struct Outcomes {
   const int64_t* emitted;
   int64_t B, width;
   int64_t node(int64_t i) const { return accepted[i] > 0 ? path[i * width + accepted[i] - 1] : -1; }
-  int64_t count(int64_t i) const { return accepted[i] + 1; }  // of confirmed tokens
-  int64_t row(int64_t i, int64_t j) const { return j ? path[i * width + j - 1] + 1 : 0; }  // that drew token j
+  int64_t count(int64_t i) const { return accepted[i] + 1; }  // confirmed tokens
+  int64_t row(int64_t i, int64_t j) const { return j ? path[i * width + j - 1] + 1 : 0; }  // the row that drew token j
   const int64_t* confirmed(int64_t i) const { return emitted + i * (width + 1); }
   int64_t token(int64_t i) const { return confirmed(i)[accepted[i] > 0 ? accepted[i] : 0]; }
 };
@@ -110,7 +110,7 @@ void post(const Tensor& cache, const Tensor& slots, const Tensor& path, const Te
   const int8_t* above = in<int8_t>(parents, "parents", {B, N});
   int64_t R = 0;
   const uint64_t* rows = check_features(c, features, INT64_MAX, &R);
-  SSD_CHECK(!rows || row_offsets, "row_offsets: got none, wanted one with features");
+  SSD_CHECK(!rows || row_offsets, "row_offsets: got none, wanted row offsets where features are given");
   const int32_t* first = rows ? in<int32_t>(row_offsets, "row_offsets", {B + 1}) : nullptr;
   for (int64_t i = 0; i < B; ++i) {
     SSD_CHECK(t[i] >= 0 && t[i] <= N, "taken: got ", t[i], ", wanted 0 to ", N);

@@ -1,5 +1,5 @@
 // CPU registration of the suffix automaton. The state is an opaque tensor whose storage is the C++ object itself: its
-// memory goes when the tensor goes, and a call costs what a call of any operator costs.
+// memory is freed with the tensor, and a call costs no more than that of any other operator.
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/from_blob.h>
 #include <torch/library.h>
@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kLongest = int64_t(1) << 29;  // tokens: states and edges are numbered in 32 bits
 
 struct State {
-  const State* self = this;  // a copy of the bytes is not the object
+  const State* self = this;  // tells the object from a copy of its bytes
   ssd::SuffixAutomaton text;
   std::vector<int32_t> ends;
 };

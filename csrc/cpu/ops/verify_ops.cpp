@@ -34,22 +34,22 @@ Results verify(const Tensor& logits, const Tensor& row_offsets, const Tensor& to
   int64_t batch = tokens.size(0), nodes = tokens.size(1);
   Tensor path = at::empty({batch, nodes}, at::kChar), emitted = at::empty({batch, nodes + 1}, at::kLong);
   Tensor accepted = at::empty({batch}, at::kInt), scores = at::empty({logprobs ? batch : 0, nodes + 1}, at::kFloat);
-  ssd::VerifyArgs a{logits.const_data_ptr<float>(),
-                    logits.stride(0),
-                    logits.size(1),
-                    row_offsets.const_data_ptr<int32_t>(),
-                    tokens.const_data_ptr<int32_t>(),
-                    parents.const_data_ptr<int8_t>(),
-                    batch,
-                    nodes,
-                    params,
-                    kinds,
-                    q ? q->const_data_ptr<float>() : nullptr,
-                    q ? q->stride(0) : 0,
-                    path.mutable_data_ptr<int8_t>(),
-                    emitted.mutable_data_ptr<int64_t>(),
-                    logprobs ? scores.mutable_data_ptr<float>() : nullptr,
-                    accepted.mutable_data_ptr<int32_t>()};
+  ssd::VerifyArgs a{.logits = logits.const_data_ptr<float>(),
+                    .stride = logits.stride(0),
+                    .vocab = logits.size(1),
+                    .row_offsets = row_offsets.const_data_ptr<int32_t>(),
+                    .tokens = tokens.const_data_ptr<int32_t>(),
+                    .parents = parents.const_data_ptr<int8_t>(),
+                    .batch = batch,
+                    .nodes = nodes,
+                    .params = params,
+                    .kinds = kinds,
+                    .q = q ? q->const_data_ptr<float>() : nullptr,
+                    .q_stride = q ? q->stride(0) : 0,
+                    .path = path.mutable_data_ptr<int8_t>(),
+                    .emitted = emitted.mutable_data_ptr<int64_t>(),
+                    .logprobs = logprobs ? scores.mutable_data_ptr<float>() : nullptr,
+                    .accepted = accepted.mutable_data_ptr<int32_t>()};
   ssd::pool().run([&](ssd::Team& team) { ssd::kernels().verify(a, team); }, batch);
   for (int64_t b = 0; b < batch; ++b) ssd::check_result(a.accepted[b], a.emitted[b * (nodes + 1)]);
   return {path, accepted, emitted, scores};
@@ -80,8 +80,7 @@ Results verify_rejection(const Tensor& logits, const Tensor& row_offsets, const 
   const int8_t* kind = kinds.const_data_ptr<int8_t>();
   for (int64_t b = 0; b < batch; ++b) {
     SSD_CHECK(kind[b] == ssd::kSampledKind || kind[b] == ssd::kDeterministicKind, "kinds: got ", int(kind[b]),
-              " for request ", b,
-              ", wanted 1 (sampled) or 2 (deterministic): ", "this rule is not that of coupled proposals");
+              " for request ", b, ", wanted 1 (sampled) or 2 (deterministic); coupled proposals need verify_coupled");
     SSD_CHECK(kind[b] != ssd::kSampledKind || q, "q: got none for request ", b,
               ", wanted the distributions that its proposals were sampled from");
     int64_t n = row_offsets.const_data_ptr<int32_t>()[b + 1] - row_offsets.const_data_ptr<int32_t>()[b] - 1;

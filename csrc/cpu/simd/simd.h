@@ -1,9 +1,8 @@
 // Sixteen float lanes: the unit of every CPU kernel.
 //
-// Three forms (AVX-512, AVX2, portable) with the same lane order and the same
-// rounding, so a kernel written on f32x16 gives the same bits on each of them.
-// Include with SSD_ISA set to the namespace of the form being compiled, and SSD_AVX2 or
-// SSD_AVX512 to 1 (g++ 12 does not define __AVX2__ after a target pragma).
+// The three forms (AVX-512, AVX2, portable) have the same lane order and the same rounding, so a kernel written on
+// f32x16 gives the same bits on each of them. Include this with SSD_ISA set to the namespace of the form being
+// compiled, and SSD_AVX2 or SSD_AVX512 set to 1 (g++ 12 does not define __AVX2__ after a target pragma).
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -201,7 +200,7 @@ SSD_INLINE f32x16 exp2_int(f32x16 magic) { SSD_LANES(from_bits((to_bits(magic.v[
 
 #endif
 
-// Sum and maximum of the lanes: lane i with i + 8, then + 4, + 2, + 1.
+// Sum and maximum of the lanes: lane i is combined with i + 8, then + 4, + 2, + 1.
 SSD_INLINE float reduce_add(f32x16 a) {
   float t[16];
   store(t, a);
@@ -209,7 +208,7 @@ SSD_INLINE float reduce_add(f32x16 a) {
     for (int i = 0; i < h; ++i) t[i] += t[i + h];
   return t[0];
 }
-SSD_INLINE float reduce_max(f32x16 a) {  // NaN lanes do not count
+SSD_INLINE float reduce_max(f32x16 a) {  // ignores NaN lanes
   float t[16];
   store(t, a);
   for (int h = 8; h; h /= 2)
@@ -217,7 +216,7 @@ SSD_INLINE float reduce_max(f32x16 a) {  // NaN lanes do not count
   return t[0];
 }
 
-// The first n lanes, the others 0.
+// The first n lanes; the others are 0.
 template <class T> SSD_INLINE f32x16 load_n(const T* p, int n) {
   if (n >= 16) return load(p);
   T t[16] = {};

@@ -65,7 +65,7 @@ SSD_INLINE void mul_wide(u32x16 a, uint32_t m, u32x16& hi, u32x16& lo) {
   __m256i c = _mm256_set1_epi32((int)m);
   mul_wide(a.lo, c, hi.lo, lo.lo), mul_wide(a.hi, c, hi.hi, lo.hi);
 }
-SSD_INLINE __m256 to_float(__m256i a) {  // exact halves, so the one rounding is that of the fma
+SSD_INLINE __m256 to_float(__m256i a) {  // both halves are exact, so only the fma rounds
   __m256 high = _mm256_cvtepi32_ps(_mm256_srli_epi32(a, 16));
   __m256 low = _mm256_cvtepi32_ps(_mm256_and_si256(a, _mm256_set1_epi32(0xffff)));
   return _mm256_fmadd_ps(high, _mm256_set1_ps(65536.f), low);

@@ -6,7 +6,7 @@ namespace ssd {
 namespace SSD_ISA {
 
 // log x for normal positive x, error below 2 ulp.
-// x = 2^k (1 + f) with 1 + f in [sqrt 1/2, sqrt 2); log(1 + f) = f - f^2/2 + f^3 P(f), P by least maximum error.
+// x = 2^k (1 + f) with 1 + f in [sqrt 1/2, sqrt 2); log(1 + f) = f - f^2/2 + f^3 P(f), with P a minimax polynomial.
 SSD_INLINE f32x16 log(f32x16 x) {
   const u32x16 sqrt_half = set1_u32(0x3f3504f3);
   u32x16 k = shift_right_signed<23>(as_u32(x) - sqrt_half);
@@ -26,7 +26,7 @@ SSD_INLINE f32x16 log(f32x16 x) {
   return fma(e, set1(0.693359375f), f + p);
 }
 
-// log(1 - w) for w in (0, 1 - 2^-24], error below 2 ulp: what 1 - w lost by rounding is given back.
+// log(1 - w) for w in (0, 1 - 2^-24], error below 2 ulp: what 1 - w lost by rounding is added back.
 SSD_INLINE f32x16 log1m(f32x16 w) {
   f32x16 u = set1(1.f) - w;
   f32x16 lost = (set1(1.f) - u) - w;

@@ -1,5 +1,5 @@
-// Standard headers, included before a target is set, so that no shared inline
-// function of theirs is compiled for a CPU that may not be there.
+// Standard headers. They are included before a target is set, so that none of their shared inline functions is compiled
+// for a CPU that the machine may not have.
 #pragma once
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-// Storage types of the CPU kernels and their conversions, to nearest even.
+// Storage types of the CPU kernels and their conversions, which round to nearest even.
 #pragma once
 #include <cstdint>
 #include <cstring>

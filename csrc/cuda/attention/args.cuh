@@ -1,4 +1,4 @@
-// What the tree attention kernels are given.
+// Arguments of the tree attention kernels, the shape of a block, and the fold of two partial results.
 #pragma once
 #include <ssd/attention.h>
 
@@ -14,7 +14,7 @@ struct CacheView {  // [pages, page_size, Hkv, D], strides in elements
 };
 
 struct AttentionArgs {
-  const void* q;  // [R, Hq, D] of the cache's dtype, or float
+  const void* q;  // [R, Hq, D] in the cache's dtype or float
   int64_t q_row, q_head;
   CacheView k, v;
   const int32_t* page_table;  // [B, table_len]
@@ -23,35 +23,36 @@ struct AttentionArgs {
   const int32_t* row_offsets;  // [B + 1]
   const int64_t* mask;         // [R, words], or null: causal chains
   int64_t mask_row;
-  void* out;        // [R, Hq, D] contiguous, dtype of q
+  void* out;        // [R, Hq, D] contiguous, in the dtype of q
   float* lse;       // [R, Hq], or null
   float* part;      // [parts, R, Hq, D]
   float2* part_ml;  // [parts, R, Hq]: maximum (in powers of two) and sum
   int requests, rows, q_heads, kv_heads, page_size, table_len, words;
-  float scale;    // to scores in powers of two; with a soft cap: to twice the tanh's argument, likewise
-  float softcap;  // soft cap in powers of two; 0: none
+  float scale;  // from products to scores in powers of two; with a soft cap, to twice the tanh's argument, likewise
+  float softcap;  // soft cap in powers of two, or 0
   bool q_float;
   // the plan
-  bool split;       // a block reduces one span and another kernel folds them; else a block folds its own spans
-  int spans;        // that the page table can reach
-  int packed;       // tiles of packed rows, at least
-  int alone_spans;  // blocks along the tail of a row that is a tile of its own, 0: there are none
+  bool split;  // a block reduces one span and another kernel folds them; otherwise a block folds its own spans
+  int spans;  // spans that the page table can reach
+  int packed;  // blocks for tiles of packed rows: at least as many as there are tiles
+  int alone_spans;  // blocks along the tail of a row that is a tile of its own; 0 if there are none
 };
 
 template <class T_, int D_, int WM_>
 struct AttentionShape {
   using T = T_;
   static constexpr int D = D_, WM = WM_, WN = 4 / WM_, M = 16 * WM_;  // warps along the rows and the columns
-  static constexpr int BK = D > 128 ? 32 : 64;                        // keys of a tile
-  static constexpr int LD = D + 8, LDP = BK + 8;      // padded rows: no two of 8 share a bank in ldmatrix
-  static constexpr int SP = (BK / 16 + WN - 1) / WN;  // pairs of 8-key columns of scores a warp
-  static constexpr int DP = (D / 16 + WN - 1) / WN;   // pairs of 8-wide columns of output a warp
+  static constexpr int BK = D > 128 ? 32 : 64;  // keys per tile
+  static constexpr int LD = D + 8, LDP = BK + 8;  // padded rows: no two of eight share a bank in ldmatrix
+  static constexpr int SP = (BK / 16 + WN - 1) / WN;  // pairs of 8-key columns of scores per warp
+  static constexpr int DP = (D / 16 + WN - 1) / WN;  // pairs of 8-wide columns of output per warp
   static constexpr bool ragged_keys = SP * WN * 16 > BK, ragged_dims = DP * WN * 16 > D;
-  static constexpr int min_blocks = D > 128 ? 1 : 2 + (WM == 1) + (D <= 64 && WM < 4);  // of a multiprocessor
+  static constexpr int min_blocks = D > 128 ? 1 : 2 + (WM == 1) + (D <= 64 && WM < 4);  // blocks per multiprocessor
   static constexpr int shared_bytes = 2 * (M * LD + 4 * BK * LD) + 4 * WN * M + 8 * kSpan;
 };
 
-// (m, l, o) of two disjoint sets of keys to that of both: o and l shrink by `keep`, the other's by `add`.
+// Folds the states (m, l, o) of two disjoint sets of keys into one: the first's l and o shrink by `keep`, the second's
+// by `add`.
 struct Fold {
   float m, keep, add;
   SSD_DEV Fold(float m1, float m2) : m(fmaxf(m1, m2)) {

@@ -1,5 +1,5 @@
-// From run-time dtype, head_dim and row count to kernel instances and grids, for any launcher: the CUDA one, the host
-// harness and the kernel report.
+// Chooses kernel instances and grids by run-time dtype, head_dim and row count, for any launcher: the CUDA one, the
+// host harness and the kernel report.
 #pragma once
 #include "merge.cuh"
 
@@ -11,7 +11,7 @@ constexpr bool attention_has(int64_t head_dim) {
 
 // How a launch maps the work to blocks; the bits are the same under every plan.
 struct AttentionPlan {
-  int wm;  // warps along the rows, 1, 2 or 4: more keep K and V in fewer blocks, fewer give few rows all four warps
+  int wm;  // warps along the rows, 1, 2 or 4: more need K and V in fewer blocks, fewer give few rows all four warps
   bool split;  // one block for each span, then a merge
 };
 
@@ -23,7 +23,7 @@ inline AttentionPlan plan_attention(const AttentionArgs& a, int64_t head_dim) {
   return {wm, !prefill && int64_t(a.table_len) * a.page_size > kSpan};
 }
 
-// What follows from the other arguments and the plan.
+// Fills in what follows from the other arguments and the plan.
 inline void finish_args(AttentionArgs& a, AttentionPlan plan, float scale, float softcap) {
   constexpr float log2e = 1.4426950408889634f;
   a.scale = softcap > 0 ? 2 * log2e * scale / softcap : scale * log2e;
@@ -35,7 +35,7 @@ inline void finish_args(AttentionArgs& a, AttentionPlan plan, float scale, float
   a.alone_spans = !a.mask ? 0 : a.split ? std::min(a.spans, (64 * a.words + 2 * kSpan - 2) / kSpan) : 1;
 }
 
-// Results of one span for every row that the plan keeps: elements of part are parts * R * Hq * D.
+// How many spans' results the plan keeps for every row: part has attention_parts * R * Hq * D elements.
 inline int64_t attention_parts(const AttentionArgs& a) { return a.split ? a.spans : a.spans > 1 ? 1 : 0; }
 
 // launch(kernel, grid x, grid y, threads, shared bytes)

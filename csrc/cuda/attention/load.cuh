@@ -1,10 +1,10 @@
-// Tiles from global to shared memory, and elements of V that are not finite.
+// Loads tiles from global to shared memory, and treats elements of V that are not finite.
 #pragma once
 #include "tile.cuh"
 
 namespace ssd::gpu {
 
-// BK rows of K or V, 16 bytes a copy; rows without a page are zero and are not read.
+// Copies BK rows of K or V, 16 bytes at a time; rows without a page become zero and are not read.
 template <class S>
 SSD_DEV void load_tile(uint16_t* dst, const CacheView& c, int head, const int2* keys) {
   constexpr int chunks = S::D / 8;
@@ -18,7 +18,7 @@ SSD_DEV void load_tile(uint16_t* dst, const CacheView& c, int head, const int2* 
   }
 }
 
-// M packed rows of q; rows past the tile's are zero.
+// Loads M packed rows of q; rows past the end of the tile become zero.
 template <class S>
 SSD_DEV void load_q(uint16_t* dst, const AttentionArgs& a, const Tile& tile, int group, int head) {
   using T = typename S::T;
@@ -40,11 +40,11 @@ SSD_DEV void load_q(uint16_t* dst, const AttentionArgs& a, const Tile& tile, int
   }
 }
 
-// In the last tiles of a chain early rows do not see all keys, and their weight 0 times a V that is not finite is NaN.
-// So such elements leave the tile before the product and are added after it, to the rows that see them alone.
-// Zeroes them; true if there were any.
+// In the last tiles of a chain the early rows do not see all keys, and their weight 0 times a V that is not finite is
+// NaN. So such elements leave the tile before the product and are added after it, only to the rows that see them. This
+// zeroes them and returns whether there were any.
 template <class S>
-SSD_DEV bool take_out_non_finite(uint16_t* v) {
+SSD_DEV bool remove_non_finite(uint16_t* v) {
   using T = typename S::T;
   bool found = false;
   for (int i = threadIdx.x; i < S::BK * (S::D / 2); i += kThreads) {
@@ -57,7 +57,7 @@ SSD_DEV bool take_out_non_finite(uint16_t* v) {
   return found;
 }
 
-// The part of one output element that take_out_non_finite left out; the row sees the first n keys of the tile.
+// Adds what remove_non_finite removed to one output element, whose row sees the first n keys of the tile.
 template <class S>
 SSD_DEV float add_non_finite(float acc, const CacheView& v, int head, const int2* keys, const uint16_t* weights, int d,
                              int n) {

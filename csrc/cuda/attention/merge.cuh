@@ -1,4 +1,4 @@
-// Folds the spans of a row in ascending order; one warp for each (row, query head).
+// Folds the spans of a row in ascending order; each (row, query head) has one warp.
 #pragma once
 #include "tree_attention.cuh"
 

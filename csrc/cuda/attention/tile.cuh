@@ -1,9 +1,9 @@
 // Which packed rows a block reduces, and over which keys.
 //
-// Rows of a request are packed as (t, g), row t of the request and query head g of the KV head's group, at t * G + g:
-// a tile of M rows holds any G without waste. A row's key of position j stands in column j mod BK of tile j div BK,
-// whatever the rows beside it; siblings of a tree share a position, so a masked call packs rows over whole spans of
-// prefix only, and from the last of these on every row is a tile of its own, over the keys of its own path.
+// Rows of a request are packed as (t, g), row t of the request and query head g of the KV head's group, at t * G + g,
+// so a tile of M rows holds any G without waste. A row's key of position j stands in column j mod BK of tile j div BK,
+// whatever the rows beside it. Siblings of a tree share a position, so a masked call packs rows over whole spans of
+// prefix only; from the last of these on, every row is a tile of its own, over the keys of its own path.
 #pragma once
 #include "args.cuh"
 
@@ -11,9 +11,9 @@ namespace ssd::gpu {
 
 struct Request {
   int index;  // -1: none
-  int row;    // its first row
+  int row;  // its first row
   int rows;
-  int unit;  // unit of the request
+  int unit;  // number of the unit within the request
 };
 
 SSD_DEV int warp_scan(int v, int lane) {  // inclusive sum over the lanes
@@ -24,8 +24,8 @@ SSD_DEV int warp_scan(int v, int lane) {  // inclusive sum over the lanes
   return v;
 }
 
-// The request that owns unit `unit`, when request b has ceil(rows_b * per_row / unit_rows) of them. Every lane of the
-// warp calls it and gets the same answer.
+// The request that owns unit `unit`, where request b has ceil(rows_b * per_row / unit_rows) units. Every lane of the
+// warp calls this and gets the same answer.
 SSD_DEV Request find_request(const int32_t* row_offsets, int requests, int unit, int per_row, int unit_rows) {
   const int lane = threadIdx.x % 32;
   int before = 0;
@@ -53,10 +53,10 @@ SSD_DEV int count_bits(const int64_t* words, int n) {
 
 struct Tile {
   int request, row, rows;  // rows of the request from `row` on
-  int m0;                  // first packed row
-  int prefix;              // keys before the path
-  int end, step;           // row t sees positions below end + step * t
-  const int64_t* path;     // mask words of the one row, null: positions are logical indices
+  int m0;  // first packed row
+  int prefix;  // keys before the path
+  int end, step;  // row t sees positions below end + step * t
+  const int64_t* path;  // mask words of the only row; if null, positions are logical indices
 
   SSD_DEV int last(int m, int group) const { return end + step * min((m0 + m - 1) / group, rows - 1); }
 };
@@ -68,7 +68,7 @@ SSD_DEV int2 locate(const AttentionArgs& a, int request, int j) {
   return {a.page_table[request * a.table_row + page], j - page * a.page_size};
 }
 
-// Where the keys of positions start.. lie; (-1, 0) from position `last` on.
+// Finds where the keys of the span from `start` on lie; (-1, 0) from position `last` on.
 SSD_DEV void find_keys(int2* keys, const AttentionArgs& a, const Tile& t, int start, int last) {
   for (int i = threadIdx.x; i < kSpan; i += kThreads) {
     const int j = start + i;

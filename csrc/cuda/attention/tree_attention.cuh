@@ -82,7 +82,7 @@ SSD_DEV void multiply_values(State<S>& st, float (&sum)[2], const uint16_t* weig
   }
 }
 
-// Adds the values that take_out_non_finite left out of the tile whose first key is at j0, to the rows that see them.
+// Adds the values that remove_non_finite left out of the tile whose first key is at j0, to the rows that see them.
 template <class S>
 SSD_DEV void add_non_finite_values(State<S>& st, const AttentionArgs& a, int head, const int2* keys,
                                    const uint16_t* weights, const Lane<S>& lane, const int (&end)[2], int j0) {
@@ -123,7 +123,7 @@ SSD_DEV void reduce_span(State<S>& st, const Queries<S>& q, const SharedTiles<S>
     cp_async_wait<2>();  // V has landed
     __syncthreads();
     const bool ragged_rows = tile.step && j0 + BK > tile.end;
-    const bool non_finite = ragged_rows && __syncthreads_or(take_out_non_finite<S>(sh.v + stage));
+    const bool non_finite = ragged_rows && __syncthreads_or(remove_non_finite<S>(sh.v + stage));
     multiply_values<S>(st, sum, weights, sh.v + stage, lane);
     for (int h = 0; h < 2; ++h) st.l[h] = __fadd_rn(__fmul_rn(st.l[h], shrink[h]), sum[h]);
     if (non_finite) add_non_finite_values<S>(st, a, head, sh.keys + i * BK, weights, lane, end, j0);

@@ -1,8 +1,8 @@
-// Packed weights of a linear layer [N, K], in panels of 16 outputs; the last panel is filled with zeros.
+// Packed weights of a linear layer [N, K], in panels of 16 outputs; zeros fill the last panel.
 //   fp32  float    [P][K][16]
 //   bf16  uint16   [P][K][16], the 16 outputs in pairs: element 2 i is output i, 2 i + 1 is output i + 8
 //   int8  bytes    [P][G][1056], groups of 64 inputs: 16 blocks of 4 inputs [output][4], then 16 fp16 scales
-// The blocks of a GGUF file, whose numbers are kept; groups of 32 inputs, fp16 scales d and minima m:
+// Blocks of a GGUF file keep their numbers; they are groups of 32 inputs with fp16 scales d and minima m:
 //   q8_0  bytes    [P][G][544]: 8 blocks of 4 inputs [output][4], then 16 d; a weight is d q
 //   q4_0  bytes    [P][G][288]: 4 blocks of 8 inputs [output][4], 16 d; d (q - 8); block j has inputs 4 j .. 4 j + 3 in
 //                  the low halves of its bytes, 16 + 4 j .. 16 + 4 j + 3 in the high ones

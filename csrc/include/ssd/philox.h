@@ -20,7 +20,7 @@ enum Purpose : uint32_t {
 
 constexpr uint32_t kPhiloxM0 = 0xD2511F53u, kPhiloxM1 = 0xCD9E8D57u;  // multipliers
 constexpr uint32_t kPhiloxW0 = 0x9E3779B9u, kPhiloxW1 = 0xBB67AE85u;  // added to the key after every round
-constexpr float kMaxUniform = 0x1.fffffep-1f;                         // 1 - 2^-24: what is above would round to 1
+constexpr float kMaxUniform = 0x1.fffffep-1f;                         // 1 - 2^-24: a greater number would round to 1
 
 struct Words4 { uint32_t w[4]; };
 
@@ -38,7 +38,7 @@ SSD_HD uint32_t noise_word(uint64_t seed, uint32_t position, uint32_t token, uin
   return philox4x32_10(position, token / 4, purpose, 0, uint32_t(seed), uint32_t(seed >> 32)).w[token % 4];
 }
 
-// In (0, 1): every operation rounded to float32, so that all backends agree. Finest near 0.
+// A number in (0, 1), finest near 0. Every operation rounds to float32, so that all backends agree.
 SSD_HD float open_uniform(uint32_t word) {
   float w = (float(word) + 0.5f) * 0x1p-32f;
   return w < kMaxUniform ? w : kMaxUniform;

@@ -27,25 +27,26 @@ template <class T> SSD_HD void store_release(T* p, T v) { AtomicRef<T>(*p).store
 template <class T> SSD_HD void store_relaxed(T* p, T v) { AtomicRef<T>(*p).store(v, SSD_ORDER(relaxed)); }
 template <class T> SSD_HD T exchange(T* p, T v) { return AtomicRef<T>(*p).exchange(v, SSD_ORDER(acq_rel)); }
 
-// Sizes of a cache, in this order in the operators.
+// Sizes of a cache, in the order in which the operators take them.
 struct SpecSizes {
   int64_t slots;           // S, sequences
   int64_t branches;        // C, outcomes prepared for a slot and epoch
   int64_t nodes;           // N, tokens of a branch
   int64_t fan_out;         // F, candidate ids kept for a node
   int64_t log;             // L, confirmed tokens of a sequence
-  int64_t vocab;           // V, token ids are below it
+  int64_t vocab;           // V, an upper bound of token ids
   int64_t feature_words;   // 8-byte words of a feature row, 0: no features
   int64_t feature_window;  // newest log positions whose features are kept
   int64_t q_width;         // draft probabilities kept for a node, 0: none
 };
 inline constexpr int kSpecSizes = 9;
 
-// An outcome record, int64 words; then what the next verification takes, pack_key(parent, token) a node.
+// The int64 words of an outcome record; one pack_key(parent, token) follows for each node that the next verification
+// takes.
 enum SpecField {
   kEpoch,     // its epoch, 0 while it is written
   kOwner,     // who holds the slot, -1: nobody
-  kBorn,      // the epoch at which the owner came: names this life of the slot
+  kBorn,      // the epoch at which the owner came, which names this life of the slot
   kNode,      // deepest accepted node, -1: the root
   kToken,     // bonus token
   kBranch,    // branch adopted, -1: a miss
@@ -54,7 +55,8 @@ enum SpecField {
   kNext
 };
 
-// The sections of the block: name, type, elements. Who writes a section is said above it.
+// The sections of the block: name, type, elements. The line above a group says who writes it.
+// ssd/runtime/lanes/speculation_cache.py names the same sections.
 #define SSD_SPEC_SECTIONS(X)                                     \
   X(header, int64_t, 16) /* magic, sizes */                      \
   /* verify lane, private */                                     \
@@ -72,7 +74,7 @@ enum SpecField {
   /* draft lane, read by the verify lane: the two slabs */       \
   X(ready, uint64_t, 2 * S) /* the epoch that a slab answers */  \
   X(kind, int32_t, 2 * S)   /* how its branches were drafted */  \
-  X(depth_ready, int32_t, 2 * S * C) /* nodes that stand */      \
+  X(depth_ready, int32_t, 2 * S * C) /* nodes visible */         \
   X(keys, int64_t, 2 * S * C)                                    \
   X(tokens, int32_t, 2 * S * C * N)                              \
   X(parents, int8_t, 2 * S * C * N)                              \
@@ -98,7 +100,7 @@ SSD_HD void spec_layout(const SpecSizes& d, int64_t (&offsets)[kSpecSections + 1
   offsets[i] = at;
 }
 
-// One word for a node and a token, not negative.
+// One non-negative word for a node and a token.
 SSD_HD constexpr int64_t pack_key(int64_t node, int64_t token) { return (node + 1) << 32 | token; }
 
 struct Match { int32_t branch, nodes; };  // branch -1: a miss
@@ -126,22 +128,22 @@ struct SpecCache {
 
   // ---- draft lane: fill the standby slab, publish, extend ----
 
-  // Standing still from the outcome before an epoch until that epoch is published.
+  // The slab to fill; it stays the same from the outcome before an epoch until that epoch is published.
   SSD_HD int64_t standby(int64_t slot) const { return 1 - int64_t(load_acquire(active + slot)); }
-  // The slab that holds a published epoch, -1: none.
+  // The slab that holds a published epoch, or -1.
   SSD_HD int64_t slab_of(int64_t slot, uint64_t epoch) const {
     for (int64_t slab = 0; slab < 2; ++slab)
       if (load_relaxed(ready + in_slab(slab, slot)) == epoch) return slab;
     return -1;
   }
-  // Nodes [first, first + n) of a branch; no parents: a chain.
+  // Writes nodes [first, first + n) of a branch; without parents they form a chain.
   SSD_HD void write_nodes(int64_t branch, int64_t first, int64_t n, const int64_t* ids, const int8_t* above) const {
     for (int64_t i = 0; i < n; ++i) {
       tokens[branch * d.nodes + first + i] = int32_t(ids[i]);
       parents[branch * d.nodes + first + i] = above ? above[i] : int8_t(first + i - 1);
     }
   }
-  // Before publish_slab: a branch of the standby slab, its first nodes already written.
+  // Opens a branch of the standby slab, whose first nodes are written already; call it before publish_slab.
   SSD_HD void open_branch(int64_t branch, int64_t key, int64_t n) const {
     keys[branch] = key;
     store_relaxed(depth_ready + branch, int32_t(n));
@@ -150,7 +152,7 @@ struct SpecCache {
     kind[in_slab(slab, slot)] = how;
     store_release(ready + in_slab(slab, slot), epoch);
   }
-  // After write_nodes: nodes below n of a published branch stand.
+  // Makes the nodes below n of a published branch visible; call it after write_nodes.
   SSD_HD void extend_branch(int64_t branch, int64_t n) const { store_release(depth_ready + branch, int32_t(n)); }
 
   // ---- verify lane: match, flip, post ----
@@ -177,8 +179,8 @@ struct SpecCache {
     return {int32_t(b), nodes};
   }
 
-  // Appends confirmed tokens to the log; the last n_rows of them have features, row pick[i] (none: i) of rows.
-  // An element is released: whoever reads it also sees the born and the claim stored before.
+  // Appends confirmed tokens to the log; the last n_rows of them have features, row pick[i] of rows (row i without
+  // pick). Every element is released, so whoever reads it also sees the born and the claim stored before.
   SSD_HD void append(int64_t slot, const int64_t* ids, int64_t n, const uint64_t* rows, int64_t n_rows,
                      const int64_t* pick) const {
     int64_t end = length[slot] + n;
@@ -190,8 +192,8 @@ struct SpecCache {
       for (int64_t w = 0; w < d.feature_words; ++w)
         store_release(feature_row(slot, end - n_rows + i) + w, rows[(pick ? pick[i] : i) * d.feature_words + w]);
   }
-  // Posts the outcome of the round in progress and goes on to the next, which takes n nodes, words of the record.
-  // A word is released after kEpoch was cleared, so a reader that meets it finds kEpoch changed.
+  // Posts the outcome of the round in progress and goes on to the next, which takes n nodes, given as words of the
+  // record. Every word is released after kEpoch was cleared, so a reader that meets one finds kEpoch changed.
   SSD_HD void post(int64_t slot, int64_t node, int64_t token, int64_t branch, const int64_t* next, int64_t n) const {
     uint64_t epoch = uint64_t(round[slot]);
     int64_t* r = record_of(epoch, slot);
@@ -204,8 +206,8 @@ struct SpecCache {
     store_release(latest + slot, epoch);
     round[slot] = int64_t(epoch) + 1;
   }
-  // A new life of the slot. It consumes an epoch, the one that the draft lane may still be preparing for the
-  // last owner; so that branch, however late, answers no round of the new one.
+  // Begins a new life of the slot. It consumes an epoch, the one that the draft lane may still be preparing for the
+  // last owner, so that branch, however late, answers no round of the new one.
   SSD_HD void assign(int64_t slot, int64_t who, const int64_t* ids, int64_t n, const uint64_t* rows,
                      int64_t n_rows) const {
     store_relaxed(born + slot, uint64_t(round[slot]));
@@ -217,7 +219,7 @@ struct SpecCache {
 
   // ---- draft lane: outcomes and the log ----
 
-  // Copies the newest outcome. False: there is none, or the verify lane went two outcomes further meanwhile.
+  // Copies the newest outcome. Returns false if there is none, or if the verify lane posted two more meanwhile.
   SSD_HD bool read_outcome(int64_t slot, int64_t* out) const {
     uint64_t epoch = load_acquire(latest + slot);
     if (!epoch) return false;
@@ -226,17 +228,17 @@ struct SpecCache {
     out[kEpoch] = int64_t(epoch);
     return load_relaxed(r + kEpoch) == int64_t(epoch);
   }
-  // Copies log positions [start, start + n) of a life. False: that life is over.
+  // Copies log positions [start, start + n) of a life. Returns false if that life is over.
   SSD_HD bool read_log(int64_t slot, uint64_t life, int64_t start, int64_t n, int64_t* out) const {
     for (int64_t i = 0; i < n; ++i) out[i] = load_acquire(log + slot * d.log + start + i);
     return load_relaxed(born + slot) == life;
   }
-  // The same for features. False also: newer positions have taken their place.
+  // Copies features likewise. Also returns false if newer positions have taken their place.
   SSD_HD bool read_features(int64_t slot, uint64_t life, int64_t start, int64_t n, uint64_t* out) const {
     for (int64_t i = 0; i < n; ++i)
       for (int64_t w = 0; w < d.feature_words; ++w)
         out[i * d.feature_words + w] = load_acquire(feature_row(slot, start + i) + w);
-    uint64_t end = load_acquire(claim + slot);  // before born: the claim of a next life comes after its born
+    uint64_t end = load_acquire(claim + slot);  // before born: the claim of the next life comes after its born
     return load_relaxed(born + slot) == life && end <= uint64_t(start + d.feature_window);
   }
   SSD_HD uint64_t* feature_row(int64_t slot, int64_t position) const {

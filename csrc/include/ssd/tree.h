@@ -6,11 +6,11 @@
 
 namespace ssd {
 
-// How a proposal was made. Rejection sampling needs to know; the coupled rule is exact for all of them.
+// How a proposal was made. Rejection sampling needs to know; the coupled rule is exact for every kind.
 enum Kind : int8_t {
-  kCoupledKind = 0,        // by the target's own noise
-  kSampledKind = 1,        // from q, siblings without replacement, with noise of their own
-  kDeterministicKind = 2,  // by anything else that does not look at the target's noise
+  kCoupledKind = 0,        // with the target's own noise
+  kSampledKind = 1,        // from q with noise of its own, siblings without replacement
+  kDeterministicKind = 2,  // in any other way that does not look at the target's noise
 };
 
 // The first child of node (-1: the root) from index `from` on that carries token (any token if < 0), or -1.

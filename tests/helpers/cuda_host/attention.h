@@ -1,4 +1,4 @@
-// Tree attention from a case; one translation unit for each dtype includes it.
+// Runs tree attention on a case. Each dtype has a translation unit that includes this.
 #pragma once
 #include "attention/dispatch.cuh"
 #include "case.h"
@@ -21,7 +21,7 @@ void attention(Case& c) {
   a.q_row = q_at[1], a.q_head = q_at[2];
   a.k = view(c, "k"), a.v = view(c, "v");
   std::unique_ptr<Far<uint16_t>> far[2];
-  if (const int64_t* strides = c.array_or_null<int64_t>("far")) {  // of both caches, which are contiguous here
+  if (const int64_t* strides = c.array_or_null<int64_t>("far")) {  // strides of both caches, which are contiguous here
     const int64_t slots = c.integer("page_size"), heads = c.integer("kv_heads");
     const int64_t sizes[3] = {int64_t(c.bytes("k")) / (2 * slots * heads * head_dim), slots, heads};
     for (int i = 0; i < 2; ++i) {

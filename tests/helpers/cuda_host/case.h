@@ -34,7 +34,7 @@ class Case {
     }
     return false;
   }
-  // What the kernel may have changed: all arrays that the case calls results, a comma between two names.
+  // What the kernel may have changed: all arrays that the case calls results, names separated by commas.
   void write(FILE* f) const {
     std::string names = text("results") + ",end";
     for (size_t at = 0; at < names.size();) {
@@ -60,7 +60,7 @@ class Case {
   double real(const char* name) const { return *array<double>(name); }
   std::string text(const char* name) const { return {find(name).data.get(), find(name).bytes}; }
   size_t bytes(const char* name) const { return find(name).bytes; }
-  // A scratch or output array, NaN throughout.
+  // A scratch or output array, filled with NaN.
   void fill(const char* name, size_t bytes) {
     Array& a = entries_[name];
     a.data.reset(new char[bytes]), a.bytes = bytes;
@@ -79,7 +79,7 @@ class Case {
   std::map<std::string, Array> entries_;
 };
 
-// Rows of a cache far apart, in memory that is reserved and not there until it is written.
+// A cache whose rows lie far apart, in reserved memory that gets pages only where it is written.
 template <class T>
 class Far {
  public:

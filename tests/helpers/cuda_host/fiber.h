@@ -1,4 +1,5 @@
-// Fibers: one stack for each CUDA thread of a block, switched by hand (a ucontext switch costs two system calls).
+// Fibers: each CUDA thread of a block has a stack, and switches are written by hand (a ucontext switch costs two system
+// calls).
 #pragma once
 #include <sys/mman.h>
 
@@ -62,7 +63,7 @@ inline void make_context(Context& c, char* stack, void (*entry)()) {
 #endif
 
 // Runs jobs one after the other on its own stack; each job returns before the next starts, so that the sanitizer's
-// marks on the stack are taken back.
+// marks on the stack are removed.
 class Fiber {
  public:
   Fiber() {

@@ -50,7 +50,7 @@ class Block {
   int lane() const { return self->index.x % 32; }
   Warp& warp() { return warps_[self->index.x / 32]; }
 
-  // All lanes of the warp bring a value; returns everybody's.
+  // Each lane of the warp brings a value; returns those of all lanes.
   template <class V>
   const V* meet(Op op, const V& value) {
     static_assert(sizeof(V) <= sizeof(Warp::slots[0][0]));
@@ -71,7 +71,7 @@ class Block {
     return reinterpret_cast<const V*>(slots);
   }
 
-  // Block barrier; returns the or over the threads.
+  // Block barrier; returns the OR of what the threads brought.
   bool barrier(bool value) {
     const int parity = barriers_ % 2;
     any_[parity] |= value;
@@ -139,7 +139,7 @@ class Block {
     return o;
   }
 
-  // Runs every lane that can run, once. False: none could.
+  // Runs every lane that can run, once. Returns false if none could.
   bool step(int w) {
     bool moved = false;
     for (size_t l : order(32)) {
@@ -161,7 +161,7 @@ class Block {
       for (int l = 0; l < 32; ++l) {
         Thread& t = threads_[w][l];
         t.index = {unsigned(w * 32 + l), 0, 0}, t.state = Thread::ready, t.takes = 0, t.groups.clear(), t.open.clear();
-        if (int(t.index.x) < threads) t.fiber.start(kernel);  // a warp in part meets nowhere
+        if (int(t.index.x) < threads) t.fiber.start(kernel);  // a partial warp never meets
       }
     const bool to_barrier = !permute_ || random(2);  // whole warps from barrier to barrier, or mixed at collectives
     while (alive_) {

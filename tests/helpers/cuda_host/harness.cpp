@@ -78,7 +78,7 @@ void kv_copy(Case& c, uint64_t seed) {
   a.layer = c.integer("layer"), a.units = c.integer("units");
   a.sources = c.array<int64_t>("sources"), a.targets = c.array<int64_t>("targets");
   a.moves = int64_t(c.bytes("sources") / 8);
-  // slots and layers, `far` of each apart, in place of those beside each other
+  // slots and layers that lie `far` apart instead of side by side
   const int64_t apart = c.has("far") ? c.integer("far") : 0, layers = c.integer("layers"), slots = a.layer / a.units;
   const int64_t sizes[3] = {layers, slots, 1}, strides[3] = {slots * apart * a.units, apart * a.units, 0};
   std::unique_ptr<cuda_host::Far<uint4>> far[2];

@@ -1,4 +1,4 @@
-// The host's side of csrc/cuda/ptx.cuh: CUDA's words and the same helpers by their written definition.
+// The host's side of csrc/cuda/ptx.cuh: CUDA's names, and the same helpers written after their definition.
 #pragma once
 #include <algorithm>
 #include <bit>

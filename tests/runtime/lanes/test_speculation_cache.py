@@ -298,7 +298,11 @@ def publish(cache, epoch=2, keys=None, tokens=None, **more):
         ),
         (ValueError, "counts: got 4, wanted 0 to 3", lambda c: publish(c, counts=i32(4, 0, 0, 0)[None])),
         (ValueError, "kind: got 3", lambda c: publish(c, kind=3)),
-        (ValueError, "cache: wanted a block", lambda c: torch.ops.ssd.spec_cache_free(torch.zeros(256).byte(), 0)),
+        (
+            ValueError,
+            "cache: got an uninitialised block",
+            lambda c: torch.ops.ssd.spec_cache_free(torch.zeros(256).byte(), 0),
+        ),
     ],
 )
 def test_bad_arguments_are_named_and_change_nothing(error, match, call):
