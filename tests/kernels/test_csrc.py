@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-CSRC = Path(__file__).parent.parent / "csrc"
+CSRC = Path(__file__).parents[2] / "csrc"
 KERNELS = [
     path
     for path in sorted(CSRC.rglob("*"))
