@@ -1,4 +1,4 @@
-"""python -m ssd.run "prompt": one answer, streamed; or a file of prompts, with a progress bar."""
+"""`python -m ssd.run "prompt"` streams one answer; `--prompts FILE` answers a file and shows its progress."""
 
 import argparse
 import json
@@ -9,24 +9,7 @@ from pathlib import Path
 from ssd.cli import sampling_options
 from ssd.cli.command import BadInput, Parser, asked, check_writable, guarded, printer, stop_at_once, threads, written
 from ssd.cli.jsonl import read_lines
-
-DEFAULT_TARGET = "SmolLM2-135M-Instruct"
-DTYPES = ("bf16", "int8", "q4", "fp32")
-SPECULATION = (
-    "mode",
-    "draft",
-    "draft_device",
-    "k",
-    "tree_width",
-    "draft_dtype",
-    "verify",
-    "saguaro",
-    "branches",
-    "fan_out",
-    "backup_draft",
-)
-OF_LANES = ("backup_draft", "draft_threads", "branches", "fan_out")
-DRAFTING = ("draft", "draft_device", "draft_dtype", "k", "tree_width", "verify", *OF_LANES)
+from ssd.shared_options import DEFAULT_TARGET, DTYPES, SPECULATION, check_used
 
 
 def parser() -> argparse.ArgumentParser:
@@ -39,21 +22,27 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--mode", choices=("ar", "sd", "ssd", "auto"), default="auto", help="how tokens are made (%(default)s)"
     )
-    p.add_argument("--draft", metavar="D", help="folder or hub id of the draft, or ngram (the one of the target)")
-    p.add_argument("--backup-draft", metavar="D", help="a larger one, or large, where the first brings little (none)")
-    p.add_argument("-k", type=int, metavar="N", help="tokens of a branch (as many as pay, round by round)")
+    p.add_argument(
+        "--draft", metavar="D", help="folder or hub id of the draft, or ngram (the draft made for the target)"
+    )
+    p.add_argument(
+        "--backup-draft",
+        metavar="D",
+        help="larger draft for texts where the first brings little: as --draft, or large (none)",
+    )
+    p.add_argument("-k", type=int, metavar="N", help="tokens of a branch (chosen round by round)")
     p.add_argument("--tree-width", type=int, metavar="N", help="branches of a speculation (1; without -k 3)")
     p.add_argument("--branches", type=int, metavar="N", help="outcomes that ssd prepares for (24)")
     p.add_argument("--fan-out", type=int, metavar="N", help="bonus tokens at every node (--branches, shared out)")
-    p.add_argument("--draft-threads", metavar="N|CORES", help="of ssd's draft, as --threads (the last core)")
-    p.add_argument("--draft-dtype", choices=DTYPES, help="weights of the draft (int8)")
+    p.add_argument("--draft-threads", metavar="N|CORES", help="threads of ssd's draft, as --threads (the last core)")
+    p.add_argument("--draft-dtype", choices=DTYPES, help="format of the draft's weights (int8)")
     p.add_argument(
         "--verify", choices=("coupled", "rejection"),
         help="coupled gives the tokens of plain decoding, rejection others of the same distribution (coupled)",
     )  # fmt: skip
-    p.add_argument("--saguaro", type=float, default=1.0, metavar="C", help="with rejection, in [0, 1]; 1 is off (1)")
+    p.add_argument("--saguaro", type=float, metavar="C", help="with rejection, in [0, 1]; 1 is off (1)")
     p.add_argument("--target", default=DEFAULT_TARGET, help="folder, GGUF file or hub id of the model (%(default)s)")
-    p.add_argument("--dtype", choices=DTYPES, help="weights (bf16; q4 of a GGUF file of four bits)")
+    p.add_argument("--dtype", choices=DTYPES, help="format of the weights (bf16; q4 for a GGUF file of four bits)")
     sampling_options.add(p)
     p.add_argument("--batch", type=int, metavar="N", help="prompts of a file that decode together (8)")
     p.add_argument("--kv-tokens", type=int, metavar="N", help="size of the KV cache (32768, or one context)")
@@ -61,9 +50,13 @@ def parser() -> argparse.ArgumentParser:
         "--no-prefix-cache", dest="prefix_caching", action="store_false",
         help="compute the beginning that prompts share for each of them",
     )  # fmt: skip
-    p.add_argument("--device", default="cpu", metavar="D", help="of the target: cpu, cuda or cuda:N (%(default)s)")
-    p.add_argument("--draft-device", metavar="D", help="of the draft (that of the target)")
-    p.add_argument("--threads", metavar="N|CORES", help="a number of threads, or cores such as 0,2 or 4-7 (all cores)")
+    p.add_argument(
+        "--device", default="cpu", metavar="D", help="device of the target: cpu, cuda or cuda:N (%(default)s)"
+    )
+    p.add_argument("--draft-device", metavar="D", help="device of the draft (that of the target)")
+    p.add_argument(
+        "--threads", metavar="N|CORES", help="a number of threads, or cores such as 0,2 or 4-7 or 3-3 (all cores)"
+    )
     p.add_argument("--trace", metavar="FILE", help="write what both lanes did when, for ui.perfetto.dev")
     p.add_argument(
         "--show", action="store_true",
@@ -74,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def read_prompts(path: str) -> list[tuple[str, str]]:
-    """(where it stands, prompt) for each line of a file of JSON objects; empty lines do not count."""
+    """The prompts of a file of JSON objects, one a line, each as (file and line, prompt); empty lines are skipped."""
     with asked():
         found = [(where, line.get("prompt")) for where, line in read_lines(path)]
     for where, prompt in found:
@@ -96,17 +89,13 @@ def collect_prompts(args) -> list[tuple[str, str]]:
 
 
 def check_options(args) -> None:
-    """Those that would have no effect, or destroy what another one names."""
+    """Refuse options that would have no effect, and files that two options name."""
     if args.batch is not None and args.batch < 1:
         raise BadInput(f"--batch: got {args.batch}, wanted at least 1")
     if args.show and args.prompts:
-        raise BadInput("--show: colours the answer to one prompt, wanted none of --prompts")
-    idle = {"ar": (DRAFTING, "speculation, wanted --mode sd,"), "sd": (OF_LANES, "a lane of its own, wanted --mode")}
-    names, wanted = idle.get(args.mode, ((), ""))
-    for name in names:
-        if getattr(args, name) is not None:
-            option = "-k" if name == "k" else f"--{name.replace('_', '-')}"
-            raise BadInput(f"{option}: is of {wanted} ssd or auto with it")
+        raise BadInput("--show: colours the answer to one prompt; leave out --show or --prompts")
+    with asked():
+        check_used(speculation_of(args), lambda name: "-k" if name == "k" else f"--{name.replace('_', '-')}")
     taken = {Path(path).resolve() for path in (args.prompts, args.json_schema) if path}
     for name in ("json", "trace"):
         if path := getattr(args, name):
@@ -114,6 +103,11 @@ def check_options(args) -> None:
             if (whole := Path(path).resolve()) in taken:
                 raise BadInput(f"--{name}: cannot write {path}: another option names this file too")
             taken |= {whole} if whole.is_file() or not whole.exists() else set()
+
+
+def speculation_of(args) -> dict:
+    """The options of speculation that were given."""
+    return {name: value for name in SPECULATION if (value := getattr(args, name, None)) is not None}
 
 
 def run(args) -> int:
@@ -124,8 +118,7 @@ def run(args) -> int:
 
         params = sampling_options.params(args)
         batch = min(8 if args.batch is None else args.batch, len(prompts) * params.n)
-        speculation = {name: value for name in SPECULATION if (value := getattr(args, name)) is not None}
-        speculation["draft_threads"] = threads(args.draft_threads, "--draft-threads")
+        speculation = speculation_of(args) | {"draft_threads": threads(args.draft_threads, "--draft-threads")}
         llm = LLM(
             args.target, args.dtype, max_batch=batch, threads=cores, seed=args.seed, device=args.device,
             kv_tokens=args.kv_tokens, prefix_caching=args.prefix_caching, **speculation,
@@ -161,7 +154,7 @@ def coloured(chunk) -> str:
 
 
 def answer(llm, ids, params, say, show=False) -> list:
-    """The samples of one prompt one after another, each printed as it is decoded."""
+    """Print the samples of one prompt one after another, each as it is decoded."""
     from ssd.runtime import Output
 
     chunks, at, told = [[] for _ in range(params.n)], 0, 0
@@ -177,7 +170,7 @@ def answer(llm, ids, params, say, show=False) -> list:
 
 
 def answer_file(llm, prompts, ids, params, say):
-    """All answers, each a JSON line in the order of the file, printed as soon as those before it are."""
+    """Print a JSON line for each answer, in the order of the file, as soon as those before it are printed."""
     from tqdm import tqdm
 
     done, printed, tokens, begin = {}, 0, 0, time.perf_counter()
@@ -216,7 +209,7 @@ def summary(stats: dict, outputs: list, seconds: float) -> str:
 
 
 def shares(stats: dict) -> str:
-    """How the time of decoding is split, where more than the target runs."""
+    """The shares of the decoding time that each part took; empty in plain decoding."""
     if stats["acceptance_rate"] is None or not stats["decode_seconds"]:
         return ""
     whole = 1e3 * stats["decode_seconds"]

@@ -1,1 +1,1 @@
-"""What the command lines share."""
+"""Code that the command lines share."""

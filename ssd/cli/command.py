@@ -1,4 +1,4 @@
-"""What the command lines of the package share: options, errors as one sentence, files that results go to, Ctrl-C."""
+"""Helpers of every command line: types of options, errors as one sentence, output files and Ctrl-C."""
 
 import argparse
 import math
@@ -12,12 +12,12 @@ from pathlib import Path
 
 
 class BadInput(Exception):
-    """One sentence for the person who called."""
+    """An error of the caller's making; its text is one sentence."""
 
 
 @contextmanager
 def asked():
-    """Errors of what the person asked for, so that those of the program itself keep their traceback."""
+    """Turn errors about what the person asked for into BadInput; all others keep their traceback."""
     try:
         yield
     except (ValueError, TypeError, ImportError) as e:
@@ -37,7 +37,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def whole(least: int, most: float = math.inf):
-    """An argument's type: whole numbers from least to most."""
+    """The type of an argument that is a whole number from least to most."""
 
     def read(text: str) -> int:
         value = int(text) if text.lstrip("-").isdecimal() else least - 1
@@ -50,7 +50,7 @@ def whole(least: int, most: float = math.inf):
 
 
 def listed(kind: type):
-    """An argument's type: values with commas between them."""
+    """The type of an argument that lists values with commas between them."""
 
     def read(text: str) -> list:
         try:
@@ -63,24 +63,28 @@ def listed(kind: type):
 
 
 def threads(text: str | None, name: str = "--threads") -> int | list[int] | None:
-    """ "3" is three threads; "0,2" and "4-7" are lists of cores."""
+    """A number of threads ("3"), or a list of cores ("0,2", "4-7"; "3-3" is core 3 alone). Raises BadInput."""
     if text is None:
         return None
     try:
-        if text.isdecimal():
+        if text.isdecimal() and int(text) > 0:
             return int(text)
+        if text.isdecimal():
+            raise BadInput(f"{name}: got {text}, wanted at least one thread; core 0 alone is written 0-0")
         spans = [[int(end) for end in part.split("-")] for part in text.split(",")]
         if any(len(span) > 2 or span[0] > span[-1] for span in spans):
             raise ValueError
         return [core for span in spans for core in range(span[0], span[-1] + 1)]
     except ValueError:
-        raise BadInput(f"{name}: got {text!r}, wanted a number of threads, or cores such as 0,2 or 4-7") from None
+        raise BadInput(
+            f"{name}: got {text!r}, wanted a number of threads, or cores such as 0,2 or 4-7 or 3-3"
+        ) from None
 
 
 def check_writable(option: str, path: str) -> None:
-    """Before the work, so that nothing is lost after it. A file that was not there is not there afterwards."""
+    """Raise BadInput before the work where its result could not be written. No file is changed or left behind."""
     if Path(path).is_dir() or not Path(path).absolute().parent.is_dir():
-        raise BadInput(f"{option}: cannot write {path}: wanted a file in a folder that is there")
+        raise BadInput(f"{option}: cannot write {path}: wanted a file in a folder that exists")
     new = not os.path.lexists(path)
     if new or Path(path).is_file():
         written(option, path, lambda path: open(path, "ab").close())
@@ -96,7 +100,7 @@ def written(option: str, path: str, write) -> None:
 
 
 def printer(go_on: bool):
-    """print, at once. go_on: also when whoever read has seen enough, and then into nothing."""
+    """A function that prints at once. go_on: when nobody reads any more it prints into nothing and does not raise."""
 
     def say(text: str, end: str = "\n") -> None:
         try:
@@ -110,19 +114,22 @@ def printer(go_on: bool):
 
 
 def silence() -> None:
-    """What is still printed goes nowhere."""
+    """Send everything that is printed from now on to nowhere."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def guarded(work, *bad: type[Exception]) -> int:
-    """Exit code: 0 done, 2 bad input (one sentence on stderr; errors of the types bad are too), 130 interrupted."""
+    """Run the work and return its exit code; 2 after bad input, 130 when interrupted.
+
+    Bad input is told as one sentence on stderr. bad: more types of exceptions that count as bad input.
+    """
     try:
         code = work()
         print(end="", flush=True)
         return code
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # whoever read the answer has seen enough
+    except BrokenPipeError:  # the reader of the answer has seen enough
         silence()
         return 0
     except (BadInput, OSError, MemoryError, *bad) as e:
@@ -132,7 +139,7 @@ def guarded(work, *bad: type[Exception]) -> int:
 
 
 def stop_at_once() -> None:
-    """Ctrl-C ends the process even while an operator runs: Python itself would only see it when that returns."""
+    """Let Ctrl-C end the process even while an operator runs; Python alone would see it only when that returns."""
     read, write = os.pipe()
     os.set_blocking(write, False)
     signal.set_wakeup_fd(write)
@@ -140,7 +147,7 @@ def stop_at_once() -> None:
     def watch():
         while os.read(read, 1) != bytes([signal.SIGINT]):
             pass
-        time.sleep(0.3)  # for an end in order
+        time.sleep(0.3)  # time to end in order
         os._exit(130)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -1,4 +1,4 @@
-"""Tables for people."""
+"""Markdown tables."""
 
 
 def table(rows: list[dict], columns: list[str]) -> str:

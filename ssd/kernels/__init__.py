@@ -1,4 +1,4 @@
-"""Operators of SSD: reference, Triton and public function in one folder each, C++ and CUDA in csrc."""
+"""The operators: each folder holds the reference, the Triton form and the public function; C++ and CUDA are in csrc."""
 
 from importlib.util import find_spec
 

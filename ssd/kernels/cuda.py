@@ -1,4 +1,4 @@
-"""Makes the Triton forms the CUDA implementations of torch.ops.ssd.*, where no compiled form is registered."""
+"""Registers the Triton forms as CUDA implementations of torch.ops.ssd.*, where no compiled form is registered."""
 
 import functools
 
@@ -34,7 +34,7 @@ FORMS = (
 
 
 def on_its_device(form):
-    """Launches go to the current device: make it that of the first tensor, and refuse tensors of another."""
+    """The form, run on the device of its tensors. Raises ValueError when they lie on several devices."""
 
     @functools.wraps(form)
     def call(*args, **kwargs):
@@ -49,7 +49,7 @@ def on_its_device(form):
 
 
 def register() -> None:
-    """Once per process, by ssd.kernels, when torch has CUDA and triton is installed."""
+    """Register all forms. ssd.kernels calls this once, when torch has CUDA and triton is installed."""
     for form in FORMS:
         name = f"ssd::{form.__name__}"
         if not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA"):

@@ -1,4 +1,4 @@
-"""Loads the compiled operators, torch.ops.ssd.*"""
+"""Loads the compiled operators, torch.ops.ssd.*."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""One file of a package index: found by the user's own pip, fetched with a progress bar, resumed where it stopped."""
+"""Fetches one file of a package index: pip finds it, a download with a progress bar resumes where it stopped."""
 
 import hashlib
 import http.client
@@ -16,12 +16,12 @@ from pathlib import Path
 from tqdm import tqdm
 
 CHUNK = 1 << 18
-REPORT_PIP = (23, 3)  # from here on a dry run with fast-deps fetches the metadata of a wheel alone
+REPORT_PIP = (23, 3)  # since then a dry run with fast-deps fetches the metadata of a wheel alone
 NETWORK_ERRORS = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError)
 
 
 def fetch_wheel(requirement: str, path: Path, sha256: str, progress: bool = True) -> None:
-    """The wheel of `requirement` ("name==version"), without what it depends on, to `path`.
+    """Fetch the wheel of `requirement` ("name==version"), without its dependencies, to `path`.
 
     pip is asked for the address, so its index settings, proxies and certificates count; where the address cannot
     be used as it is, pip fetches the file itself. Raises OSError (one sentence) when neither works or when the
@@ -49,7 +49,7 @@ def run_pip(arguments: list[str], stdout) -> subprocess.CompletedProcess:
 
 
 def find_url(requirement: str) -> str | None:
-    """Address of the wheel, or None where pip cannot tell it cheaply."""
+    """The address of the wheel, or None where pip cannot tell it cheaply."""
     try:
         version = tuple(int(n) for n in importlib.metadata.version("pip").split(".")[:2])
     except (importlib.metadata.PackageNotFoundError, ValueError):
@@ -67,7 +67,7 @@ def find_url(requirement: str) -> str | None:
 
 
 def download(url: str, path: Path, sha256: str, progress: bool = True, attempts: int = 5, pause: float = 1.0) -> None:
-    """url to path by way of `path`.part, which a later call resumes; its hash is checked before it gets its name.
+    """Download url to `path`.part, which a later call resumes, and rename it to `path` once its hash is checked.
 
     pause: seconds to wait after a failure, times the failures so far. Raises urllib.error.URLError,
     http.client.HTTPException, ConnectionError or TimeoutError when the network fails `attempts` times in a row
@@ -97,13 +97,13 @@ def size_of(path: Path) -> int:
 
 
 def fetch_rest(url: str, part: Path, progress: bool) -> bool:
-    """Appends what is missing in `part`; True when it is whole."""
+    """Append what is missing to `part`. Returns whether it is whole."""
     have = size_of(part)
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
         response = urllib.request.urlopen(request, timeout=30)
     except urllib.error.HTTPError as e:
-        if e.code == 416:  # nothing follows: whole, unless it is another file, which the hash will tell
+        if e.code == 416:  # nothing follows: the part is whole, or the hash will tell
             return True
         raise
     with response:
@@ -128,4 +128,4 @@ def check_hash(path: Path, sha256: str) -> None:
             digest.update(chunk)
     if digest.hexdigest() != sha256:
         path.unlink()
-        raise OSError(f"{path.name} was not what was expected (SHA-256 {digest.hexdigest()}), removed: try again")
+        raise OSError(f"{path.name} has the wrong SHA-256, {digest.hexdigest()}, and was removed: try again")

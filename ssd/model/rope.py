@@ -11,8 +11,8 @@ def rope_tables(config: LlamaConfig, max_positions: int | None = None) -> tuple[
     """cos and sin, float32 [max_positions, head_dim / 2], of position times inverse frequency.
 
     A row depends on its position alone. With dynamic NTK scaling the frequencies of position p are those of a
-    sequence of max(p + 1, max_position_embeddings) tokens, which is what decoding token by token gives: a
-    sequence that grows keeps the keys that it has, and chunks of any size agree.
+    sequence of max(p + 1, max_position_embeddings) tokens. Decoding token by token gives the same: a growing
+    sequence keeps its keys, and chunks of any size agree.
     """
     positions = torch.arange(config.max_positions if max_positions is None else max_positions)
     angles = positions[:, None].float() * inverse_frequencies(config, positions)
@@ -33,7 +33,7 @@ def inverse_frequencies(config: LlamaConfig, positions: torch.Tensor) -> torch.T
         trained = config.max_position_embeddings
         lengths = (positions + 1).clamp_min(trained)[:, None]
         stretch = (rope.factor * lengths / trained) - (rope.factor - 1)
-        theta = rope.theta * (stretch.double() ** (dim / (dim - 2))).float()  # far positions feel the last bit
+        theta = rope.theta * (stretch.double() ** (dim / (dim - 2))).float()  # far positions depend on the last bit
         return 1.0 / theta**exponents
     if rope.type == "llama3":
         return llama3_frequencies(config, plain)
@@ -43,7 +43,7 @@ def inverse_frequencies(config: LlamaConfig, positions: torch.Tensor) -> torch.T
 
 
 def llama3_frequencies(config: LlamaConfig, plain: torch.Tensor) -> torch.Tensor:
-    """Long waves are slowed by `factor`, short ones kept, those between blended by how often they fit the context."""
+    """Llama 3 slows long waves by `factor`, keeps short ones, and blends those between by their length."""
     rope = config.rope
     low, high, context = rope.low_freq_factor, rope.high_freq_factor, rope.original_max_positions
     wave = 2 * math.pi / plain
@@ -54,8 +54,8 @@ def llama3_frequencies(config: LlamaConfig, plain: torch.Tensor) -> torch.Tensor
 
 
 def yarn_frequencies(config: LlamaConfig, exponents: torch.Tensor) -> torch.Tensor:
-    """YaRN (Peng et al., arXiv 2309.00071): dimensions that turn more than beta_fast times in the trained context are
-    kept, those that turn less than beta_slow times slowed by `factor`, with a ramp between."""
+    """YaRN (Peng et al., arXiv 2309.00071): keeps dimensions that turn more than beta_fast times in the trained
+    context, slows by `factor` those that turn less than beta_slow times, with a ramp between."""
     rope, dim = config.rope, config.head_dim
 
     def bound(turns):

@@ -1,6 +1,8 @@
 """Options of an engine and of its speculation."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+
+from ssd.shared_options import check_used
 
 from .devices.placement import device_of
 from .devices.threads import cores_of
@@ -43,6 +45,8 @@ class SpeculationOptions:
     lockstep: bool = False  # both lanes of ssd take turns in one thread, so that the draft always finishes: for studies
 
     def __post_init__(self):
+        given = ((field, getattr(self, field.name)) for field in fields(self))
+        check_used({"mode": self.mode} | {f.name: value for f, value in given if value != f.default})
         if self.mode not in MODES:
             raise ValueError(f"mode: got {self.mode!r}, wanted one of {', '.join(MODES)}")
         if self.verify not in VERIFY:

@@ -6,8 +6,6 @@ import pytest
 from run_helpers import call
 
 from ssd.cli.command import threads
-from ssd.model import hub
-from ssd.run import DEFAULT_TARGET
 
 
 def test_answer_json_and_summary(tiny, tmp_path, capsys):
@@ -90,10 +88,6 @@ def test_stop(tiny, capsys):
 def test_threads():
     assert threads(None) is None and threads("3") == 3
     assert threads("0,2") == [0, 2] and threads("4-6,9") == [4, 5, 6, 9] and threads("1-1") == [1]
-
-
-def test_default_target_is_that_of_the_hub():
-    assert DEFAULT_TARGET == hub.DEFAULT_TARGET
 
 
 @pytest.mark.parametrize("more", [("--mode", "sd"), ("--mode", "ssd", "-k", 3), ("--mode", "sd", "--tree-width", 3)])

@@ -92,6 +92,17 @@ def test_what_is_kept_is_written_when_nobody_reads_any_more(many, tiny, tmp_path
     assert json.loads(trace.read_text())["traceEvents"]
 
 
+def test_help_answers_at_once():
+    code = """
+import sys
+from ssd.run import parser
+parser().format_help()
+print([name for name in sys.modules if name.startswith(("torch", "ssd.runtime", "ssd.model"))])
+"""
+    done = subprocess.run([sys.executable, "-c", code], timeout=120, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
 def test_kernels_alone_leave_the_runtime_out():
     code = """
 import sys, ssd.kernels

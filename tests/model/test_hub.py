@@ -74,7 +74,7 @@ def test_server_that_knows_no_ranges(tmp_path):
 
 def test_wrong_content_is_removed(tmp_path):
     (tmp_path / "file.part").write_bytes(b"x" * 10)
-    with Server() as server, pytest.raises(OSError, match="file.part was not what was expected .*, removed: try again"):
+    with Server() as server, pytest.raises(OSError, match="file.part has the wrong SHA-256, .* removed: try again"):
         download(server.url, tmp_path / "file", SHA256, progress=False)
     assert os.listdir(tmp_path) == []
 
@@ -189,7 +189,7 @@ def test_threads_that_ask_at_once(small_target, monkeypatch):
 def test_no_room_on_disk(small_target, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(hub, "DISK_BYTES", 1 << 60)
-        with pytest.raises(OSError, match="no room on disk for the default target: .* MiB wanted in ") as e:
+        with pytest.raises(OSError, match="no room on disk for the default target: .* MiB needed in ") as e:
             hub.resolve(progress=False)
         assert e.value.errno is None
 
@@ -246,7 +246,7 @@ def test_ids_of_a_hub_and_of_its_cache(answer, tmp_path):
         assert answer("org/name", url) == kept and answer("org/name@v2", url) == {"config.json": "[]"}
         assert sorted(server.fetched) == sorted([*kept, "config.json"])
         assert answer("org/name@v3", url) == "it has no such revision"
-        assert answer("org/none", url).startswith("there is none of that name, or it is private")
+        assert answer("org/none", url).startswith("no model has that name, or it is private")
         assert answer(fake_hub.GATED, url).startswith("it is gated, so accept its terms")
     assert answer("org/name", url) == kept and answer("org/name@v2", url) == {"config.json": "[]"}
     for absent in ("org/name@v3", "org/none"):

@@ -15,7 +15,7 @@ def embedding_fwd_kernel(ids, table, out, vocab, n, table_row, BLOCK: tl.constex
 
 
 def embedding(ids, table):
-    """float32 [R, H]; a row of NaN for an id outside of the table, where the CPU form raises: nothing waits here."""
+    """Rows float32 [R, H]; NaN for an id outside the table, where the CPU form raises, since nothing waits here."""
     check_dtypes(torch.int64, ids=ids)
     rows, (vocab, n) = ids.shape[0], table.shape
     out = torch.empty((rows, n), dtype=torch.float32, device=table.device)

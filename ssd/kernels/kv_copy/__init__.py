@@ -1,4 +1,4 @@
-"""Moves cached tokens: an accepted path to its place behind the prefix, a winning branch of a draft to its own."""
+"""Moves cached tokens: an accepted path behind the prefix, or a branch of a draft to its place."""
 
 import torch
 
@@ -6,7 +6,7 @@ from .. import library  # noqa: F401
 
 
 def kv_copy(k_cache: torch.Tensor, v_cache: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
-    """Slot targets[i] becomes what slot sources[i] held before the call, in every layer, in place.
+    """Copy slot sources[i], as it was before the call, to slot targets[i], in every layer, in place.
 
     k_cache, v_cache: [layers, pages, page_size, kv heads, head_dim], contiguous, one dtype; sources, targets: int64
     [n] of physical slots, page * page_size + offset; a pair with a negative number is skipped. All sources are read

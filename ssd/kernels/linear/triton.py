@@ -140,7 +140,7 @@ def pack_linear(weight, format):
 
 
 def plan(n, k, swiglu):
-    """Parts of K: enough programs to keep a device busy with tiles of 16 rows of weights. A function of (n, k) only."""
+    """The number of parts of K, by (n, k) alone: enough programs to keep a device busy with tiles of 16 rows."""
     programs = triton.cdiv(n, 32 if swiglu else 16)
     parts = max(1, min(8, 192 // programs, k // 256))
     length = triton.cdiv(triton.cdiv(k, parts), GROUP) * GROUP
@@ -148,7 +148,7 @@ def plan(n, k, swiglu):
 
 
 def tiles(rows, part, int8, swiglu):
-    """What does not change bits: BM, BN, BK, warps, stages, and the registers that spare a few spills."""
+    """Launch sizes that change no bit: BM, BN, BK, warps, stages, and the registers that spare a few spills."""
     deep = 128 if part % 128 == 0 and not int8 else 64
     if rows <= 16:
         return 16, 16, deep, 2, 5, 255
@@ -161,7 +161,7 @@ def launch(x, packed, n, bias, residual, swiglu):
     (rows, k), int8 = x.shape, packed.dtype == torch.uint8
     check_dtypes(torch.float32, bias=bias, residual=residual)
     if x.stride(1) != 1 or (residual is not None and residual.stride(1) != 1):
-        raise ValueError(f"x: got strides {x.stride()}, wanted contiguous rows, in x and residual")
+        raise ValueError(f"x: got strides {x.stride()}, wanted contiguous rows in x and residual")
     w_row = triton.cdiv(k, GROUP) * GROUP if int8 else k
     wanted = (triton.cdiv(n, BLOCK), BLOCK * w_row * 33 // 32) if int8 else (triton.cdiv(n, BLOCK), BLOCK, k)
     if tuple(packed.shape) != wanted or not packed.is_contiguous():
@@ -197,10 +197,10 @@ def launch(x, packed, n, bias, residual, swiglu):
 
 
 def linear(x, packed, n, bias=None, residual=None):
-    """float32 [R, n]; x [R, K] float32, bfloat16 or float16."""
+    """The product, float32 [R, n]; x: [R, K] float32, bfloat16 or float16."""
     return launch(x, packed, n, bias, residual, False)
 
 
 def linear_swiglu(x, packed, n, bias=None):
-    """[R, n / 2] in the dtype of x."""
+    """The gated product [R, n / 2] in the dtype of x."""
     return launch(x, packed, n, bias, None, True)

@@ -1,5 +1,5 @@
-"""The forward pass of a Llama as a composition of the Triton forms: the residual stream in float32, what enters a
-product in the dtype of norms and caches."""
+"""The forward pass of a Llama, composed of the Triton forms. The residual stream is float32; inputs of products have
+the dtype of norms and caches."""
 
 import torch
 

@@ -32,7 +32,7 @@ def launch(x, residual, weight, eps):
 
 
 def rms_norm(x, weight, eps):
-    """y in the weight's dtype: with norms of 16 bits activations have 16, and the residual stream stays float32."""
+    """The normed rows in the weight's dtype; the residual stream stays float32."""
     return launch(x, None, weight, eps)[0]
 
 

@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al., arXiv 2104.09864), where asked for after an RMSNorm of each head of q and k
+"""Rotary position embedding (Su et al., arXiv 2104.09864), optionally after an RMSNorm of each head of q and k
 (Henry et al., arXiv 2010.04245), and append to the paged KV cache."""
 
 import torch

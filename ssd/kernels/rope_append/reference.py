@@ -4,7 +4,7 @@ from ..norm.reference import rms_norm
 
 
 def rope_append(qkv, cos, sin, positions, slots, k_cache, v_cache, q_norm=None, k_norm=None, eps=0.0):
-    """Rotates q and k, stores k and v at `slots` (in place; -1: not stored) and returns q [R, Hq, D]."""
+    """Rotate q and k, store k and v at `slots` (in place; -1: not stored) and return q [R, Hq, D]."""
     num_kv_heads, head_dim = k_cache.shape[-2:]
     q, k, v = (
         qkv.float()

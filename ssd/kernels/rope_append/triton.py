@@ -53,7 +53,7 @@ def rope_append_fwd_kernel(
 
 
 def rope_append(qkv, cos, sin, positions, slots, k_cache, v_cache, q_norm=None, k_norm=None, eps=0.0):
-    """q [R, Hq, D] in the caches' dtype, in which attention multiplies."""
+    """The rotated q [R, Hq, D], in the dtype of the caches."""
     check_dtypes(torch.int32, positions=positions)
     check_dtypes(torch.int64, slots=slots)
     check_dtypes(torch.float32, cos=cos, sin=sin)

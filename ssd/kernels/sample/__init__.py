@@ -16,9 +16,9 @@ def sample(
     positions: torch.Tensor,
     logprobs: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """argmax over the survivors v of (logit_v / temperature - log E(seed, position, v)), E exponential with mean 1.
+    """The argmax over survivors v of (logit_v / temperature - log E(seed, position, v)), E exponential with mean 1.
 
-    That is a draw from the processed distribution: temperature, then top_k, top_p, min_p, renormalised. Ties in a
+    This is a draw from the processed distribution: temperature, then top_k, top_p, min_p, renormalised. Ties in a
     filter or in the answer go to the lower id. At temperature 0 it is the argmax of the logits.
 
     logits: float32 [rows, vocab], rows contiguous (a slice of a padded vocabulary will do), -inf never drawn;

@@ -19,7 +19,7 @@ NO_ID = tl.constexpr(0x7FFFFFFF)
 
 @triton.jit
 def philox(c0, c1, c2, k0, k1):
-    """Philox4x32-10 of the counter (c0, c1, c2, 0): four uint32 of the shape of c1."""
+    """Philox4x32-10 of the counter (c0, c1, c2, 0), as four uint32 of the shape of c1."""
     c0, c2, c3 = c1 * 0 + c0, c1 * 0 + c2, c1 * 0
     for _ in tl.static_range(10):
         m0, m1 = tl.full([1], 0xD2511F53, tl.uint32), tl.full([1], 0xCD9E8D57, tl.uint32)
@@ -31,7 +31,7 @@ def philox(c0, c1, c2, k0, k1):
 
 @triton.jit
 def noise_of_block(seed, position, purpose, first, CHUNK: tl.constexpr):
-    """Words of ids first .. first + CHUNK - 1, first a multiple of 4: uint32 [CHUNK]."""
+    """The words of ids first to first + CHUNK - 1, first a multiple of 4: uint32 [CHUNK]."""
     zero = tl.zeros([CHUNK // 4], tl.int64)
     block = (zero + first // 4 + tl.arange(0, CHUNK // 4)).to(tl.uint32)
     k0, k1 = (zero + seed).to(tl.uint32), ((zero + seed) >> 32).to(tl.uint32)
@@ -41,7 +41,7 @@ def noise_of_block(seed, position, purpose, first, CHUNK: tl.constexpr):
 
 @triton.jit
 def noise_of_ids(seed, position, purpose, ids):
-    """Words of any ids int64 [CHUNK]."""
+    """The words of any ids int64 [CHUNK]."""
     zero = ids * 0
     k0, k1 = (zero + seed).to(tl.uint32), ((zero + seed) >> 32).to(tl.uint32)
     c0, c1, c2, c3 = philox(
@@ -52,7 +52,7 @@ def noise_of_ids(seed, position, purpose, ids):
 
 @triton.jit
 def log_exponential(word):
-    """log E, E = -log1p(-w): log1p(-w) = log(u) * -w / (u - 1) with u = 1 - w rounded (Kahan)."""
+    """The logarithm of E = -log1p(-w), by log1p(-w) = log(u) * -w / (u - 1) with u = 1 - w rounded (Kahan)."""
     w = tl.minimum((word.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.999999940395355224609375)
     u = 1.0 - w
     log1p = tl.where(u == 1.0, -w, tl.div_rn(tl.log(u) * -w, tl.where(u == 1.0, -1.0, u - 1.0)))
@@ -61,7 +61,7 @@ def log_exponential(word):
 
 @triton.jit
 def scaled(b_x, top, inverse):
-    """z = (logit - max) / temperature <= 0, and the bits of -z, which ascend as z descends."""
+    """The scaled logit z = (logit - max) / temperature <= 0, and the bits of -z, which ascend as z descends."""
     z = (b_x - top) * inverse
     return z, (-z).to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
@@ -81,7 +81,7 @@ def noise_words_kernel(seeds, positions, out, ids, purpose, CHUNK: tl.constexpr)
 
 @triton.jit
 def row_stats_kernel(logits, stats, vocab, logits_row, chunks, CHUNK: tl.constexpr):
-    """Of a chunk: its maximum, NaN where an element is NaN or +inf, and the sum of exp(logit - maximum)."""
+    """The maximum of a chunk, NaN where an element is NaN or +inf, and the sum of exp(logit - maximum)."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     o_v = chunk * CHUNK + tl.arange(0, CHUNK)
     b_x = tl.load(logits + row * logits_row + o_v, mask=o_v < vocab, other=float("-inf"))
@@ -95,7 +95,7 @@ def row_stats_kernel(logits, stats, vocab, logits_row, chunks, CHUNK: tl.constex
 
 @triton.jit
 def load_top(stats, row, chunks, CHUNKS: tl.constexpr):
-    """The maximum of a row; NaN where a chunk's is."""
+    """The maximum of a row, NaN where that of a chunk is."""
     o_c = tl.arange(0, CHUNKS)
     tops = tl.load(stats + (row * chunks + o_c) * 2, mask=o_c < chunks, other=float("-inf"))
     top = tl.max(tl.where(tops == tops, tops, float("-inf")), 0)
@@ -104,7 +104,7 @@ def load_top(stats, row, chunks, CHUNKS: tl.constexpr):
 
 @triton.jit
 def weight_up_to(p_x, vocab, top, inverse, u, cut_u, cut_id, MASS: tl.constexpr, CHUNK: tl.constexpr):
-    """Weight of the survivors of (cut_u, cut_id) whose bits are at most u; a token weighs 1, or exp z with MASS."""
+    """The weight of survivors of (cut_u, cut_id) with bits of at most u; a token weighs 1, or exp z with MASS."""
     total = tl.zeros([CHUNK], tl.int64)
     for first in range(0, vocab, CHUNK):
         o_v = first + tl.arange(0, CHUNK)
@@ -156,7 +156,7 @@ def filter_kernel(
     logits, stats, temperature, top_k, top_p, min_p, entries, cuts, vocab, logits_row, chunks,
     ENTRIES: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """cuts int32 [rows, 2]: a token survives with bits below the first, or equal and its id at most the second."""
+    """The cuts int32 [rows, 2]: a token survives with bits below the first, or equal and its id at most the second."""
     row = tl.program_id(0).to(tl.int64)
     entry = row
     if ENTRIES:
@@ -185,7 +185,7 @@ def filter_kernel(
 def score_chunk(
     p_x, p_ids, o_v, m_v, vocab, top, t, seed, position, purpose, cut_u, cut_id, IDS: tl.constexpr, CHUNK: tl.constexpr
 ):
-    """Scores of a chunk, and whether each token survives; at temperature 0 the logits. -inf is never drawn."""
+    """The scores of a chunk, at temperature 0 its logits, and whether each token survives. -inf is never drawn."""
     b_x = tl.load(p_x + o_v, mask=m_v, other=float("-inf"))
     z, bits = scaled(b_x, top, inverse_temperature(t))
     inside = (bits < cut_u) | ((bits == cut_u) & (o_v <= cut_id))
@@ -202,7 +202,7 @@ def score_kernel(
     logits, stats, cuts, temperature, seeds, positions, entries, depths, best_score, best_id, vocab, logits_row, chunks,
     ENTRIES: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Of a chunk: the greatest score of a survivor and its lowest id."""
+    """The greatest score of a survivor in a chunk, and its lowest id."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     entry, depth = row, row * 0
     if ENTRIES:
@@ -242,7 +242,7 @@ def pick_kernel(
 
 
 def open_rows(logits, temperature, top_k, top_p, min_p, entries):
-    """What every row needs: statistics float32 [rows, chunks, 2], cuts int32 [rows, 2], and the sizes of a launch."""
+    """The statistics float32 [rows, chunks, 2] and cuts int32 [rows, 2] of all rows, and the sizes of a launch."""
     check_dtypes(torch.float32, temperature=temperature, top_p=top_p, min_p=min_p)
     check_dtypes(torch.int32, top_k=top_k)
     if logits.dtype != torch.float32 or logits.dim() != 2 or logits.stride(1) != 1:
@@ -265,7 +265,7 @@ def open_rows(logits, temperature, top_k, top_p, min_p, entries):
 
 
 def draw(logits, temperature, top_k, top_p, min_p, seeds, positions, logprobs, entries=None, depths=None):
-    """`sample`, or with entries and depths int32 [rows]: row r under parameters entries[r], depths[r] positions on."""
+    """The results of `sample`. entries, depths: int32 [rows], the parameters of a row and how many positions on."""
     check_dtypes(torch.int64, seeds=seeds, positions=positions)
     (rows, vocab), device = logits.shape, logits.device
     stats, cuts, chunks, size = open_rows(logits, temperature, top_k, top_p, min_p, entries)

@@ -1,4 +1,4 @@
-"""What followed the longest repeated suffix of a text where it stood before."""
+"""Finds what followed the longest repeated suffix of a text at its earlier places."""
 
 import torch
 
@@ -6,9 +6,9 @@ from .. import library  # noqa: F401
 
 
 class SuffixAutomaton:
-    """A growing text of tokens and the suffix automaton of it (Blumer et al., 1985), on the CPU.
+    """A growing text of tokens with its suffix automaton (Blumer et al., 1985), on the CPU.
 
-    A token costs O(log n), amortised, and at most 200 bytes; the memory goes with the object.
+    A token costs O(log n), amortised, and at most 200 bytes.
     """
 
     def __init__(self):
@@ -30,7 +30,7 @@ class SuffixAutomaton:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """The memory in bytes."""
         return torch.ops.ssd.suffix_size(self.state)[1]
 
 

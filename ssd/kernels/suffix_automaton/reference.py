@@ -1,5 +1,5 @@
 def follow(tokens: list[int], width: int, limit: int) -> tuple[int, list[list[int]]]:
-    """By comparing the suffixes, the longest first, with every place of the text, the newest first."""
+    """Compares suffixes, the longest first, with every place of the text, the newest first."""
     size = len(tokens)
     for length in range(size - 1, 0, -1):
         suffix = tokens[size - length :]

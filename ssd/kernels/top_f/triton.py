@@ -1,4 +1,4 @@
-"""The F best of a row: F rounds of maximum and lowest index in each chunk, then among the chunks' best.
+"""The F best tokens of a row: F rounds of maximum and lowest index in each chunk, then among the chunks' best.
 
 Rows without a finite logit, or with NaN or +inf, give ids -1: nothing waits for the device.
 """
@@ -27,7 +27,7 @@ def top_f_kernel(
     chunks, excluded, purpose,
     F: tl.constexpr, IDS: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Of a chunk: F candidates; the index of one that does not survive is stored as -2 - index, of none as -1."""
+    """The F candidates of a chunk: the index of a survivor, -2 - index of another token, -1 for none."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     top, t = load_top(stats, row, chunks, CHUNKS), tl.load(temperature + row)
     o_v = chunk * CHUNK + tl.arange(0, CHUNK)

@@ -1,6 +1,6 @@
-"""flash-attn (Dao, arXiv 2307.08691) in place of tree attention for prompts, where that was asked for.
+"""flash-attn (Dao, arXiv 2307.08691) in place of tree attention for prompts, on request.
 
-Never the default: it cuts keys and rows into blocks of its own choice, so the KV of a prompt is no longer, bit for bit,
+flash-attn is never the default: it chooses its own blocks of keys and rows, so the KV of a prompt is not, bit for bit,
 that of the same tokens decoded one by one or in other chunks.
 """
 
@@ -10,27 +10,25 @@ import torch
 
 from . import tree_attention
 
-VERIFICATION = 64  # rows of a request at most; with more it is a prompt
+VERIFICATION = 64  # a request with more rows is a prompt
 
 
 def function(device: torch.device) -> Callable:
-    """flash_attn_varlen_func. Raises ValueError where it cannot run."""
+    """The function flash_attn_varlen_func. Raises ValueError where it cannot run."""
     try:
         from flash_attn import flash_attn_varlen_func
     except ImportError:
-        raise ValueError(
-            "flash_prefill: needs the package flash-attn, wanted `pip install flash-attn` or flash_prefill off"
-        ) from None
+        raise ValueError("flash_prefill: needs the package flash-attn (pip install flash-attn)") from None
     if device.type != "cuda":
         raise ValueError(f"flash_prefill: got a model on {device}, wanted one on CUDA")
     return flash_attn_varlen_func
 
 
 class Prompts:
-    """Attention of one pass whose prompts take flash-attn; verifications and steps beside them take tree_attention."""
+    """The attention of one pass: flash-attn for prompts, tree_attention for verifications and steps beside them."""
 
     def __init__(self, call: Callable, requests, page_table, prefix_lens, offsets: list[int], page_size: int):
-        """requests: the indices of the prompts. Waits for the device, once a pass."""
+        """Sort the rows of the pass; waits for the device. requests: the indices of the prompts."""
         device, prefix = page_table.device, prefix_lens.tolist()
         counts = [b - a for a, b in zip(offsets, offsets[1:], strict=False)]
         self.call, self.rest = call, None
@@ -59,7 +57,7 @@ class Prompts:
             self.rest = rows_of(others), (table, lens, starts([counts[b] for b in others]))
 
     def attend(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float) -> torch.Tensor:
-        """[R, Hq, D] of q's dtype. The keys are gathered: flash-attn's own pages hold 256 tokens or multiples."""
+        """The output [R, Hq, D] in q's dtype. Keys are gathered, since flash-attn needs pages of 256 tokens."""
         out = torch.empty_like(q)
         k, v = k_cache[self.where], v_cache[self.where]  # [keys, Hkv, D]
         rows = q[self.rows].to(k.dtype)
@@ -71,7 +69,7 @@ class Prompts:
 
 
 def prompts(call: Callable, page_table, prefix_lens, row_offsets, rows: int, page_size: int) -> Prompts | None:
-    """The pass's attention; None where no request has more rows than a verification."""
+    """The Prompts of a pass, or None where no request has more rows than a verification."""
     if rows - len(prefix_lens) < VERIFICATION:  # no need to wait for the device
         return None
     offsets = row_offsets.tolist()

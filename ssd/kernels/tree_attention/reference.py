@@ -2,7 +2,7 @@ import torch
 
 
 def visible_keys(prefix_len, row, mask_row):
-    """Logical indices that a row sees, ascending: the prefix, then the set bits of its mask (None: slots 0..row)."""
+    """The logical indices that a row sees, ascending: the prefix, then its mask's set bits (None: slots 0..row)."""
     if mask_row is None:
         return list(range(prefix_len + row + 1))
     words = [int(w) for w in mask_row]
@@ -10,7 +10,7 @@ def visible_keys(prefix_len, row, mask_row):
 
 
 def tree_attention(q, k_cache, v_cache, page_table, prefix_lens, row_offsets, mask=None, scale=1.0, softcap=0.0):
-    """Output float32 [R, Hq, D] and log-sum-exp of the scaled scores [R, Hq]; a row that sees no key: 0 and -inf."""
+    """The output float32 [R, Hq, D] and log-sum-exp of scaled scores [R, Hq]; 0 and -inf for a row that sees no key."""
     rows, num_heads, _ = q.shape
     page_size, num_kv_heads = k_cache.shape[1:3]
     group = num_heads // num_kv_heads

@@ -11,7 +11,7 @@ reduced: maxima are exact, products and sums are chains of one MMA shape (m16n8k
 Triton takes other instructions) that no warp layout can reorder; so the sum of the weights is a product with ones and
 not a reduction over threads. Multiply and add are never fused. So a row has the same bits at every number of rows.
 
-Trees. Siblings have one position and would want one column. So a masked call reduces only whole spans of prefix for all
+Trees. Siblings have one position and would need one column. So a masked call reduces only whole spans of prefix for all
 rows at once, unmasked; from the last whole span on, a program takes one row and gathers its path: the key of position
 prefix_len + d is the d-th set bit of the row's mask (slots in topological order, the row's own depth = set bits - 1).
 That is the computation of plain decoding, so branching trees also equal decoding bit for bit. It costs each row at most
@@ -45,7 +45,7 @@ def count_bits(p_mask, WORDS: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def nth_set_bit(p_mask, n, WORDS: tl.constexpr):
-    """Index of the n-th set bit, n int32 [TILE], among WORDS words of 32 bits."""
+    """The index of the n-th set bit, n int32 [TILE], among WORDS words of 32 bits."""
     word, slot, rank = n * 0, n * 0, n * 0
     for w in tl.static_range(WORDS):
         bits = tl.load(p_mask + w) + n * 0
@@ -145,7 +145,7 @@ def reduce_span(
 
 @triton.jit
 def store_result(p_out, p_lse, o_row, o_d, m_row, m_d, m, den, acc, D: tl.constexpr, LSE: tl.constexpr):
-    """out = acc / den and lse = ln(2) (m + log2 den), at flat rows (row, head); a row that saw no key: 0 and -inf."""
+    """Store out = acc / den and lse = ln(2) (m + log2 den) at flat rows (row, head); 0 and -inf for no key."""
     y = tl.where(den[:, None] != 0, acc / tl.where(den != 0, den, 1.0)[:, None], 0.0)  # NaN stays NaN
     tl.store(p_out + o_row[:, None] * D + o_d, y.to(p_out.dtype.element_ty), mask=m_row[:, None] & m_d)
     lse = tl.where(den != 0, (m + tl.log2(tl.where(den != 0, den, 1.0))) * 0.6931471805599453, float("-inf"))
@@ -277,7 +277,7 @@ def tree_attention_merge_kernel(
 def tree_attention(
     q, k_cache, v_cache, page_table, prefix_lens, row_offsets, mask=None, scale=1.0, softcap=0.0, return_lse=False
 ):
-    """As ssd.kernels.tree_attention; q is rounded to the caches' dtype.
+    """The Triton form of ssd.kernels.tree_attention; q is rounded to the caches' dtype.
 
     The number of spans follows page_table's width: hand over no more columns than the longest request needs.
     """

@@ -1,4 +1,4 @@
-"""Verification of speculations: which proposed tokens the target accepts, and the bonus token that it adds.
+"""Verification of speculations: finds the proposed tokens that the target accepts, and the bonus token that it adds.
 
 Coupled: Daliri, Musco, Suresh, arXiv 2408.07978. Rejection: Leviathan et al., arXiv 2211.17192 (chains); Jeon et al.,
 arXiv 2402.14160 (trees sampled without replacement); Kumar, Dao, May, arXiv 2603.03251 (Saguaro sampling).
@@ -13,7 +13,7 @@ from .. import library  # noqa: F401
 
 
 class Kind(IntEnum):
-    """How a proposal was made; it travels with the proposal."""
+    """The way a proposal was made, which the verification must know."""
 
     COUPLED = 0  # top_f with purpose 0: the target's own noise
     SAMPLED = 1  # top_f with purpose 3: siblings without replacement
@@ -40,10 +40,10 @@ def verify_coupled(
     positions: torch.Tensor,
     logprobs: bool = False,
 ) -> Verified:
-    """Walk down while a child carries the token that `sample` draws; what it draws last is the bonus token.
+    """Walk down while a child carries the token that `sample` draws; the last token drawn is the bonus token.
 
-    So the output is that of plain decoding whatever the tree. Only rows on the path are sampled.
-    logits: float32 [R, V]: of each request the root's row, then one a node; row_offsets: int32 [B + 1];
+    The output is that of plain decoding whatever the tree. Only rows on the path are sampled.
+    logits: float32 [R, V]: for each request the root's row, then one a node; row_offsets: int32 [B + 1];
     tokens: int32 [B, N]; parents: int8 [B, N], -1 = the root, else an earlier node. Request b has
     row_offsets[b + 1] - row_offsets[b] - 1 <= N <= 64 nodes. temperature to seeds: as in `sample`, [B];
     positions: int64 [B], the index of the token drawn at the root. Of children with one token the first is taken.
@@ -76,8 +76,9 @@ def verify_rejection(
     At a node, p being the processed target distribution: its children x in order are accepted if u < p(x) / q(x),
     else p becomes (p - q)+ normalised, and q loses x (a sampled proposal); or if u < p(x), else p loses x (a
     deterministic one). The token that ends the walk is drawn from what p has become.
-    As `verify_coupled`, and kinds: int8 [B] of `Kind`, a coupled proposal is refused; q: float32 [R, V], in the row of
-    a node the distribution that its children were sampled from (other rows are not read), None without sampled ones.
+    Arguments and results as in `verify_coupled`, and kinds: int8 [B] of `Kind` (a coupled proposal is refused); q:
+    float32 [R, V], in the row of a node the distribution that its children were sampled from (other rows are not
+    read), None without sampled proposals.
     """
     return Verified(
         *torch.ops.ssd.verify_rejection(

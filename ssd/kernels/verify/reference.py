@@ -23,7 +23,7 @@ def normalised(p, otherwise):
 
 
 def rejection_step(p, q, children, kind, seed, position):
-    """children: [(node, token)] -> (node accepted or -1, token)."""
+    """One step at a node with children [(node, token)]. Returns (node accepted or -1, token)."""
     for number, (node, x) in enumerate(children):
         u = uniform(noise_words([seed], [position], [number], ACCEPT))[0, 0]
         if u < p[x] / (q[x] if kind == 1 else 1):
@@ -37,7 +37,7 @@ def rejection_step(p, q, children, kind, seed, position):
 
 
 def walk(row_offsets, tokens, parents, step):
-    """step(b, node, row, depth, children) -> (child or -1, token); returns path, accepted, emitted."""
+    """Path, accepted and emitted of walks by step(b, node, row, depth, children) -> (child or -1, token)."""
     batch, width = tokens.shape
     path, emitted = np.full((batch, width), -1), np.full((batch, width + 1), -1)
     accepted = np.zeros(batch, dtype=int)

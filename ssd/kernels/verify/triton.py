@@ -1,4 +1,4 @@
-"""verify_coupled: every row draws its token at its own depth, then one program a request walks its tree."""
+"""verify_coupled in Triton: every row draws its token at its depth, then one program a request walks its tree."""
 
 import torch
 import triton
@@ -10,7 +10,7 @@ from ..sample.triton import draw
 
 @triton.jit
 def rows_kernel(row_offsets, parents, entries, depths, nodes, parents_row, BLOCK: tl.constexpr):
-    """For the rows of a request: its index, and their depth below the root."""
+    """Store the index of each row's request, and its depth below the root."""
     request, o_n = tl.program_id(0), tl.arange(0, BLOCK)
     first = tl.load(row_offsets + request)
     count = tl.load(row_offsets + request + 1) - first

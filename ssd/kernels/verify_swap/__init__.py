@@ -8,7 +8,7 @@ from .. import library  # noqa: F401
 
 
 class Swapped(NamedTuple):
-    """What a round came to, on the device; N is the number of nodes of a branch."""
+    """The results of a round, on the device; N is the number of nodes of a branch."""
 
     count: torch.Tensor  # int32 [B], tokens confirmed; 0: the request was left alone
     confirmed: torch.Tensor  # int64 [B, N + 1], these tokens, the bonus token last, then -1
@@ -38,10 +38,10 @@ def verify_swap(
 ) -> Swapped:
     """Choose the outcomes of B verifications, look them up, flip, post, and replace the inputs by the next ones.
 
-    cache: uint8, a speculation cache in device memory, and its sizes (ssd/runtime/speculation_cache.py); slots: int64
-    [B], distinct, -1: no request. sampled: int64 [B, N + 1], the target's token after each row (coupled verification;
-    -1 where logits were no numbers). features [B, N + 1, hidden]: hidden states of the rows, kept beside the tokens
-    that the rows drew.
+    cache: uint8, a speculation cache in device memory, and its sizes (ssd/runtime/lanes/speculation_cache.py); slots:
+    int64 [B], distinct, -1: no request. sampled: int64 [B, N + 1], the target's token after each row (coupled
+    verification; -1 where logits were no numbers). features [B, N + 1, hidden]: hidden states of the rows, kept beside
+    the tokens that the rows drew.
 
     In place, row 0 the root and row i node i - 1: ids int64, parents int32 (rows; -1: root and padding), positions
     int32, kv_slots int64 (-1: padding), mask int64, all [B, N + 1]; prefix_lens int32 [B]. Padding sees nothing.

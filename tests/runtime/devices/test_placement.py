@@ -148,7 +148,7 @@ def test_devices_are_named_or_refused():
         with pytest.raises(ValueError, match="^device: got "):
             device_of(name)
     with pytest.raises(ValueError, match="^draft_device: got 'tpu'"):
-        LLM(draft_device="tpu")
+        LLM(mode="sd", draft_device="tpu")
 
 
 @pytest.mark.gpu

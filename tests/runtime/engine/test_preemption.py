@@ -105,9 +105,10 @@ def test_a_draft_proposes_the_same_behind_what_is_shared(kind, tiny_folder, tiny
 def test_random_arrivals_and_cancellations(
     order, turns, mode, kind, kv_tokens, max_batch, drafts, tiny_folder, tiny_target, plain
 ):
+    more = {"ar": {}, "sd": dict(k=3), "ssd": dict(k=3, draft_threads=1, lockstep=True)}[mode]
     llm = LLM.from_model(
-        tiny_target, Tokenizer(tiny_folder), draft=drafts[kind], mode=mode, k=3, threads=1, draft_threads=1,
-        lockstep=True, kv_tokens=kv_tokens, max_batch=max_batch, prefill_chunk=turns.choice((7, 32, 512)),
+        tiny_target, Tokenizer(tiny_folder), draft=drafts[kind], mode=mode, threads=1, **more,
+        kv_tokens=kv_tokens, max_batch=max_batch, prefill_chunk=turns.choice((7, 32, 512)),
     )  # fmt: skip
     waiting, streams, got, gone = list(enumerate(order)), {}, {i: [] for i in range(len(order))}, set()
     while waiting or streams:
