@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from ssd.cli.command import guarded
 from ssd.distill.config import save_json
 from ssd.model import resolve
-from ssd.model.config import read_json
+from ssd.model.values import read_json
 from ssd.model.weights import Checkpoint
 
 EMBEDDING = "model.embed_tokens.weight"

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import torch
 
-from ssd.model.config import LlamaConfig, read_json
+from ssd.model.config import LlamaConfig
 from ssd.model.families import FAMILIES
+from ssd.model.values import read_json
 from ssd.model.weights import Checkpoint, tensor_shapes
 
 

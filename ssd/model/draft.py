@@ -1,6 +1,6 @@
 """A draft: a small Llama with the target's vocabulary, or a feature draft that also reads the target's hidden states
-(EAGLE-3, Li et al., arXiv 2503.01840). Its output vocabulary may be trimmed, its embedding that of the target, and its
-vocabulary have less padding."""
+(EAGLE-3, Li et al., arXiv 2503.01840). A draft may have a trimmed output vocabulary, share the target's embedding, and
+have a vocabulary with less padding."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,14 +8,15 @@ from pathlib import Path
 import torch
 
 from .. import kernels
-from .config import LlamaConfig, read_json
+from .config import LlamaConfig
 from .llama import Llama
 from .rope import rope_tables
 from .source import checked_dtype, open_model, packing
+from .values import read_json
 from .weights import Checkpoint, load_weights, tensor_shapes
 
 EAGLE3 = "LlamaForCausalLMEagle3"
-PADDING = 1024  # rows by which the vocabularies of large and small models of one tokenizer may differ
+PADDING = 1024  # vocabularies of models with one tokenizer may differ by so many rows
 RENAMED = {"midlayer.": "model.layers.0.", "norm.": "model.norm.", "embed_tokens.": "model.embed_tokens."}
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -26,20 +27,19 @@ def llama_name(name: str) -> str:
 
 
 class Draft(Llama):
-    """A Llama whose outputs are `ids` of the target.
+    """A Llama that proposes tokens of a target.
 
     ids: int64 [vocab], the target's id of each output, or None where they are the same. feature_layers: layers of the
-    target whose features it reads, empty for an independent draft. Its row of token j has the hidden state of token
-    j - 1, and K and V at index j - shift: a published EAGLE-3 has no row for the first token, one made here has one
-    with a hidden state of 0.
+    target whose features the draft reads, empty for an independent draft. The row of token j reads the hidden state of
+    token j - 1 and has its K and V at index j - shift: a published EAGLE-3 has no row for the first token, a draft made
+    by ssd.distill has one, with a hidden state of 0.
     """
 
     @classmethod
     def load(
         cls, folder: str | Path, target: Llama, dtype: str = "bf16", device: str | torch.device | None = None
     ) -> "Draft":
-        """The draft of a folder for a target, on a device (default: the target's), its positions as far as its own
-        context goes.
+        """The draft of a folder for a target, on a device (default: the target's).
 
         Raises ValueError (one sentence) as Llama.load does, and where draft and target do not fit together.
         """
@@ -67,8 +67,8 @@ class Draft(Llama):
         if EMBEDDING not in checkpoint.where:
             if config.hidden_size != wide.hidden_size:
                 raise ValueError(
-                    f"draft {folder} has no {EMBEDDING} and a hidden size of {config.hidden_size}: to share the "
-                    f"target's embedding, {wide.hidden_size} is wanted"
+                    f"draft {folder} has no {EMBEDDING} and a hidden size of {config.hidden_size}, wanted "
+                    f"{wide.hidden_size} to share the target's embedding"
                 )
             embedding = target.weights.embedding.to(device, embedding_dtype)
             shapes.pop(EMBEDDING)
@@ -81,7 +81,7 @@ class Draft(Llama):
         norm_dtype = torch.float32 if device.type == "cpu" else embedding_dtype
         if device.type != "cpu":
             weights.move(device, norm_dtype)
-        positions = min(len(target.cos), config.max_positions)  # beyond its own context it proposes nothing
+        positions = min(len(target.cos), config.max_positions)  # the draft proposes nothing beyond its own context
         draft = cls(config, weights, *(t.to(device) for t in rope_tables(config, positions)), dtype)
         draft.folder = folder
         draft.vocab, draft.feature_layers, draft.shift = outputs, layers, int(eagle)
@@ -107,7 +107,7 @@ FC, HIDDEN_NORM = "fc.weight", "model.layers.0.hidden_norm.weight"
 
 
 def feature_layers(folder: Path, raw: dict, depth: int, eagle: bool) -> tuple[int, ...]:
-    """Layers of the target, each from 0 (embeddings) to depth."""
+    """The layers of the target that a draft reads, each from 0 (embeddings) to depth."""
     layers = raw.get("feature_layers")
     if layers is None and eagle:
         layers = (raw.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids") or [2, depth // 2, depth - 3]
@@ -118,12 +118,12 @@ def feature_layers(folder: Path, raw: dict, depth: int, eagle: bool) -> tuple[in
 
 
 def draft_shapes(config: LlamaConfig, checkpoint: Checkpoint, outputs: int, features: bool, width: int) -> dict:
-    """What tensor_shapes says of a Llama, for a draft with so many outputs that reads features of that width."""
+    """Name and shape of every tensor of a draft. width: of the features that it reads."""
     shapes, hidden = tensor_shapes(config), config.hidden_size
     if not config.tie_word_embeddings:
         shapes[HEAD] = (outputs, hidden)
     elif outputs != config.vocab_size:
-        raise ValueError(f"draft_vocab_size in {checkpoint.folder}: wanted tie_word_embeddings false with it")
+        raise ValueError(f"draft_vocab_size in {checkpoint.folder}: needs tie_word_embeddings to be false")
     if features:
         for x in "qkv":
             name = f"model.layers.0.self_attn.{x}_proj.weight"
@@ -135,7 +135,7 @@ def draft_shapes(config: LlamaConfig, checkpoint: Checkpoint, outputs: int, feat
 
 
 def read_ids(checkpoint: Checkpoint, outputs: int, vocab: int, offsets: bool) -> torch.Tensor | None:
-    """The target's id of each output; a published EAGLE-3 stores the differences from the output's own number."""
+    """The target's id of each output. offsets: stored as differences from the output's number, as in EAGLE-3."""
     if "d2t" not in checkpoint.where:
         if outputs != vocab:
             raise ValueError(f"tensor d2t is missing in {checkpoint.folder}: {outputs} outputs are not {vocab} tokens")

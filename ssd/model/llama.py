@@ -1,4 +1,4 @@
-"""A Llama (Touvron et al., arXiv 2302.13971) over a paged KV cache, as the composition of the operators of ssd."""
+"""A Llama (Touvron et al., arXiv 2302.13971) over a paged KV cache, composed of the operators of ssd."""
 
 from pathlib import Path
 
@@ -15,17 +15,20 @@ from .weights import BLOCK, LayerWeights, load_weights
 
 
 class Llama:
-    """Weights packed for `linear`; KV cache float32 for fp32, else bfloat16. The device of the tensors is the backend:
-    activations are float32 on the CPU; on CUDA the residual stream is, and what enters a product has the cache's dtype.
+    """A model with weights packed for `linear`. Use Llama.load to make one.
 
-    Use Llama.load. A row of a batch gets the same logits, bit for bit, whatever other rows come with it.
+    A row of a batch gets the same logits, bit for bit, whatever other rows come with it. The KV cache is float32 for
+    fp32, else bfloat16. Activations are float32 on the CPU; on CUDA the residual stream is float32, and inputs of
+    products have the cache's dtype.
     """
 
-    hidden_norm = None  # float32 [H] of a feature draft
-    flash_attn = None  # flash_attn_varlen_func, where prompts take it
+    hidden_norm = None  # float32 [H], in a feature draft
+    flash_attn = None  # flash_attn_varlen_func, where prompts use it
 
     def __init__(self, config: LlamaConfig, weights, cos: torch.Tensor, sin: torch.Tensor, dtype: str):
         self.vocab = config.vocab_size  # outputs of lm_head
+        if missing := config.padded_head_dim // 2 - cos.shape[1]:
+            cos, sin = (torch.nn.functional.pad(table, (0, missing)) for table in (cos, sin))
         self.config, self.weights, self.cos, self.sin, self.dtype = config, weights, cos, sin, dtype
         self.scale = config.head_dim**-0.5
         nothing = torch.empty(0)
@@ -42,12 +45,12 @@ class Llama:
     ) -> "Llama":
         """The model of a folder with config.json and *.safetensors, or of a GGUF file.
 
-        dtype: "bf16", "fp32", "int8" or "q4" (four bits in blocks; on the CPU), the format of the weights in memory;
+        dtype: the format of the weights in memory, "bf16", "fp32", "int8" or "q4" (four bits in blocks, CPU only);
         None is q4 for a GGUF file of four bits, else bf16. max_positions: longest sequence in tokens (default: what
-        the checkpoint allows). device: where weights, tables and KV caches are.
-        flash_prefill: the package flash-attn for prompts of more than 64 rows a pass, on CUDA; their bits then depend
-        on how they were cut into chunks, and so may what is sampled. Raises ValueError (one sentence) on an unfit
-        dtype, folder, configuration or checkpoint, and where flash-attn was asked for and cannot run.
+        the checkpoint allows). device: where weights, tables and KV caches lie. flash_prefill: use the package
+        flash-attn for prompts of more than 64 rows a pass, on CUDA; the KV then depends on how prompts were cut into
+        chunks, and so may the answer. Raises ValueError (one sentence) on an unfit dtype, folder, configuration or
+        checkpoint, and where flash-attn cannot run.
         """
         device = torch.device(device)
         dtype = checked_dtype(source, dtype, device)
@@ -70,13 +73,13 @@ class Llama:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of weights that a pass of a few rows reads."""
+        """The bytes of weights that a pass of a few rows reads."""
         return sum(t.nbytes for t in (*self.flat, self.weights.norm, self.weights.lm_head))
 
     def new_kv_cache(self, num_pages: int, page_size: int = 16) -> KVCache:
-        """k, v [layers, num_pages, page_size, kv heads, head_dim]."""
+        """A cache for this model: k, v [layers, num_pages, page_size, kv heads, padded_head_dim]."""
         c, kv_dtype = self.config, torch.float32 if self.dtype == "fp32" else torch.bfloat16
-        return KVCache(c.num_layers, num_pages, page_size, c.num_kv_heads, c.head_dim, kv_dtype, self.device)
+        return KVCache(c.num_layers, num_pages, page_size, c.num_kv_heads, c.padded_head_dim, kv_dtype, self.device)
 
     def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
         """Logits float32 [len(batch.logit_rows), vocab]; K and V of the rows are stored at batch.slots."""
@@ -85,9 +88,9 @@ class Llama:
     def forward_features(
         self, batch: Batch, kv: KVCache, layers: tuple[int, ...] = (), hidden: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`forward`, and features float32 [R, len(layers) H]: the residual stream of each row after that many layers.
+        """The logits of `forward`, and features float32 [R, len(layers) H]: the residual stream after each of layers.
 
-        hidden: float32 [R, H], what enters the first layer of a feature draft.
+        hidden: float32 [R, H], the input of the first layer of a feature draft.
         """
         if self.flash_attn and batch.mask is None and hidden is None:
             tables = (batch.page_table, batch.prefix_lens, batch.row_offsets)
@@ -102,7 +105,7 @@ class Llama:
         return kernels.llama_forward(*rows, batch.mask, batch.logit_rows, kv.k, kv.v, *model, *sizes, *extra)
 
     def forward_composed(self, batch: Batch, kv: KVCache) -> torch.Tensor:
-        """`forward` operator by operator: the same bits."""
+        """The logits of `forward`, computed operator by operator: the same bits."""
         return self._composed(batch, kv)[0]
 
     def _composed(self, batch: Batch, kv: KVCache, layers=(), prompts: flash.Prompts | None = None):
@@ -122,7 +125,7 @@ class Llama:
         c = self.config
         normed = kernels.rms_norm(x, layer.attention_norm, c.rms_norm_eps)
         heads = c.num_heads + 2 * c.num_kv_heads
-        qkv = kernels.linear(normed, layer.qkv, heads * c.head_dim, layer.qkv_bias)
+        qkv = kernels.linear(normed, layer.qkv, heads * c.padded_head_dim, layer.qkv_bias)
         norms = (layer.q_norm, layer.k_norm, c.rms_norm_eps)
         q = kernels.rope_append(qkv, self.cos, self.sin, batch.positions, batch.slots, k, v, *norms)  # [R, Hq, D]
         if prompts:

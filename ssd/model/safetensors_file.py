@@ -17,7 +17,7 @@ ITEM_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16":
 
 
 class SafetensorsFile:
-    """Raises ValueError that names the file when it is truncated or its header is not sound."""
+    """One safetensors file. Raises ValueError that names the file when it is truncated or its header is corrupt."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -34,7 +34,7 @@ class SafetensorsFile:
             raise ValueError(f"{path} has a corrupt safetensors header: {e}") from None
         self.start = 8 + length
         if self.start + max(ends, default=0) > size:
-            raise ValueError(f"{path} is truncated: it has {size} bytes, its header tells of {self.start + max(ends)}")
+            raise ValueError(f"{path} is truncated: it has {size} bytes, its header needs {self.start + max(ends)}")
 
     @staticmethod
     def _check(dtype: str, shape: list[int], data_offsets: list[int]) -> int:
@@ -50,7 +50,7 @@ class SafetensorsFile:
         return self.entries[name]["shape"]
 
     def read(self, name: str, dtypes: dict[str, torch.dtype] = DTYPES) -> torch.Tensor:
-        """A tensor over a private mapping that ends with the tensor. Raises ValueError on a dtype not in dtypes."""
+        """A tensor on its own private mapping of the file. Raises ValueError on a dtype that is not in dtypes."""
         stored, shape, (begin, end) = (self.entries[name][k] for k in ("dtype", "shape", "data_offsets"))
         if stored not in dtypes:
             raise ValueError(f"tensor {name} in {self.path}: dtype {stored}, wanted one of {', '.join(dtypes)}")
@@ -67,7 +67,7 @@ class SafetensorsFile:
 
 
 def write_safetensors(path: str | Path, shapes: dict[str, tuple[int, ...]], tensors: Iterable[np.ndarray]) -> None:
-    """Writes tensors as float32, taken one by one in the order of `shapes`. Raises ValueError on another shape."""
+    """Write tensors as float32, one at a time in the order of `shapes`. Raises ValueError on another shape."""
     header, at = {"__metadata__": {"format": "pt"}}, 0
     for name, shape in shapes.items():
         header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [at, at + 4 * math.prod(shape)]}

@@ -6,35 +6,35 @@ from pathlib import Path
 import torch
 
 from .. import kernels
+from ..shared_options import DTYPES
 from .config import LlamaConfig
 from .hub import is_gguf
 from .weights import Checkpoint
 
-DTYPES = ("bf16", "fp32", "int8", "q4")
-FORMATS = {18: "q4_0", 20: "q4_1", 34: "q8_0"}  # of GGUF files, by the bytes of a block
+FORMATS = {18: "q4_0", 20: "q4_1", 34: "q8_0"}  # formats of GGUF files by the bytes of a block
 
 
 def checked_dtype(source: str | Path, dtype: str | None, device: torch.device) -> str:
-    """dtype, or where it is None q4 for a GGUF file that is mostly in four bits, else bf16; q4 is of the CPU.
+    """The dtype to load: the given one, or where it is None q4 for a GGUF file mostly of four bits, else bf16.
 
-    Raises ValueError on another one, and for q4 on another device.
+    Raises ValueError on an unknown dtype, and for q4 on a device other than the CPU.
     """
     if dtype is None:
         if device.type != "cpu" or not is_gguf(source):
             return "bf16"
-        from .gguf.file import GGUFFile  # the package gguf loads slowly
+        from .gguf.file import GGUFFile  # the package gguf is slow to import
         from .gguf.weights import mostly_four_bits
 
         return "q4" if mostly_four_bits(GGUFFile(source)) else "bf16"
     if dtype not in DTYPES:
         raise ValueError(f"dtype: got {dtype!r}, wanted one of {', '.join(DTYPES)}")
     if dtype == "q4" and device.type != "cpu":
-        raise ValueError(f"dtype: q4 is of the CPU, wanted bf16, int8 or fp32 on {device}")
+        raise ValueError(f"dtype: q4 runs on the CPU only; use bf16, int8 or fp32 on {device}")
     return dtype
 
 
 def open_model(source: str | Path, dtype: str) -> tuple[LlamaConfig, Checkpoint]:
-    """Configuration and weights. For q4 blocks of a GGUF file are kept; also of one of four bits in the folder.
+    """Configuration and weights. With q4 the blocks of a GGUF file of four bits are kept, also of one in the folder.
 
     Raises ValueError as LlamaConfig.from_folder and Checkpoint do, for a GGUF file as GGUFFile and llama_config do.
     """
@@ -45,9 +45,9 @@ def open_model(source: str | Path, dtype: str) -> tuple[LlamaConfig, Checkpoint]
 
         file = GGUFFile(source)
         config = llama_config(file)
-        return config, GGUFCheckpoint(file, config, dtype == "q4")
+        return config, GGUFCheckpoint(file, config, dtype == "q4" and config.head_dim == config.padded_head_dim)
     config = LlamaConfig.from_folder(source)
-    if dtype == "q4":
+    if dtype == "q4" and config.head_dim == config.padded_head_dim:  # blocks cannot be padded
         from .gguf.file import GGUFFile
         from .gguf.weights import GGUFCheckpoint, mostly_four_bits
 
@@ -58,7 +58,7 @@ def open_model(source: str | Path, dtype: str) -> tuple[LlamaConfig, Checkpoint]
 
 
 def packing(dtype: str, device: torch.device):
-    """pack and pack_head of load_weights. q4 keeps blocks as they are; other weights become Q4_1, the head Q8_0."""
+    """The functions pack and pack_head for load_weights. q4 keeps blocks; other weights become Q4_1, the head Q8_0."""
 
     def pack(weight, format=dtype):
         return kernels.pack_linear(weight.to(device), format)

@@ -1,24 +1,25 @@
 """The weights of a Llama: found, checked and packed, one tensor in memory at a time."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from .config import LlamaConfig, read_json
+from .config import LlamaConfig
 from .memory import Arena
 from .safetensors_file import SafetensorsFile
+from .values import read_json
 
 BLOCK = 16  # gate and up alternate in blocks of this many rows, which is also a panel of a packed weight
-CHUNK = 1 << 23  # elements that are float32 at a time
+CHUNK = 1 << 23  # elements converted to float32 at a time
 Pack = Callable[[torch.Tensor], torch.Tensor]
 Rows = Callable[[int, int], torch.Tensor]  # rows i to j - 1 of a weight
 
 
 @dataclass
 class LayerWeights:
-    """One decoder layer. Packed: qkv (rows of q, k, v), o, gate_up (interleaved by BLOCK), down; biases may be None."""
+    """One decoder layer. qkv (rows of q, k, v), o, gate_up (interleaved by BLOCK) and down are packed."""
 
     attention_norm: torch.Tensor  # float32 [H]
     qkv: torch.Tensor
@@ -30,7 +31,7 @@ class LayerWeights:
     gate_up_bias: torch.Tensor | None  # float32 [2 I], interleaved as the rows are
     down: torch.Tensor
     down_bias: torch.Tensor | None  # float32 [H]
-    q_norm: torch.Tensor | None = None  # float32 [D], of every head
+    q_norm: torch.Tensor | None = None  # float32 [D], the same for every head
     k_norm: torch.Tensor | None = None
 
 
@@ -42,7 +43,7 @@ class Weights:
     lm_head: torch.Tensor  # packed
 
     def move(self, device: torch.device, norm_dtype: torch.dtype) -> None:
-        """All to a device, norms in the dtype that activations have there."""
+        """Move all tensors to a device, norms in the dtype of the activations there."""
         self.embedding, self.lm_head = self.embedding.to(device), self.lm_head.to(device)
         self.norm = self.norm.to(device, norm_dtype)
         for layer in self.layers:
@@ -59,18 +60,27 @@ class Checkpoint:
     """
 
     def __init__(self, folder: str | Path, rename: Callable[[str], str] = str):
-        """rename: from a name in the files to the name that it has here."""
+        """rename: maps a name in the files to the name used here."""
         self.folder = Path(folder)
-        self.files = {path.name: SafetensorsFile(path) for path in self._paths()}
-        self.where = {rename(name): (file, name) for file in self.files.values() for name in file.entries}
-
-    def _paths(self) -> list[Path]:
         index = self.folder / "model.safetensors.index.json"
-        if index.is_file():
-            names = read_json(index).get("weight_map")
-            if not isinstance(names, dict) or any(Path(str(n)).name != n for n in names.values()):
-                raise ValueError(f"{index}: weight_map must give the file name of every tensor")
-            paths = [self.folder / name for name in sorted(set(names.values()))]
+        shard_of = weight_map(index) if index.is_file() else None
+        self.files = {path.name: SafetensorsFile(path) for path in self._paths(index, shard_of)}
+        self.where = {}
+        for stored, file in self._stored(shard_of):
+            if (name := rename(stored)) in self.where:
+                raise ValueError(f"tensor {name} is both in {self.where[name][0].path} and in {file.path}")
+            self.where[name] = (file, stored)
+
+    def _stored(self, shard_of: dict[str, str] | None) -> Iterator[tuple[str, SafetensorsFile]]:
+        """Every tensor with its file; with an index only those that it names, in the shards that it names."""
+        for file in self.files.values():
+            for name in file.entries:
+                if shard_of is None or shard_of.get(name) == file.path.name:
+                    yield name, file
+
+    def _paths(self, index: Path, shard_of: dict[str, str] | None) -> list[Path]:
+        if shard_of is not None:
+            paths = [self.folder / name for name in sorted(set(shard_of.values()))]
         elif (single := self.folder / "model.safetensors").is_file():
             paths = [single]
         else:
@@ -92,19 +102,30 @@ class Checkpoint:
             )
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """Checked; a view of the file in the file's dtype."""
+        """The checked tensor, a view of the file in the file's dtype."""
         self.check(name, shape)
         file, stored = self.where[name]
         tensor = file.read(stored)
-        total = tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32))  # fast, but may overflow
+        total = tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32))  # fast, though it may overflow
         if not total.isfinite() and not tensor.isfinite().all():
             raise ValueError(f"tensor {stored} in {file.path} holds NaN or infinite values")
         return tensor
 
     def matrices(self, names: list[str], shapes: list[tuple[int, ...]]) -> list[torch.Tensor]:
-        """Weights that are packed as one, checked: floats [N, K], or all of them blocks of one format of GGUF files,
-        uint8 [N, K / 32, bytes]."""
+        """Checked weights to pack as one: floats [N, K], or blocks of one GGUF format, uint8 [N, K / 32, bytes]."""
         return [self.tensor(*pair) for pair in zip(names, shapes, strict=True)]
+
+
+def weight_map(index: Path) -> dict[str, str]:
+    """The file of each tensor by an index of shards. Raises ValueError that names the index."""
+
+    def is_name(value):
+        return isinstance(value, str) and Path(value).name == value and value.isprintable() and len(value) < 256
+
+    names = read_json(index).get("weight_map")
+    if not isinstance(names, dict) or not all(map(is_name, names.values())):
+        raise ValueError(f"{index}: weight_map must give the file name of every tensor")
+    return names
 
 
 def tensor_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
@@ -133,17 +154,25 @@ def tensor_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
 
 
 def pad_rows(x: torch.Tensor) -> torch.Tensor:
-    """Zero rows up to a multiple of BLOCK."""
+    """x with zero rows added up to a multiple of BLOCK."""
     return x if len(x) % BLOCK == 0 else torch.cat([x, x.new_zeros(-len(x) % BLOCK, *x.shape[1:])])
 
 
+def pad_heads(x: torch.Tensor, dim: int, padded: int) -> torch.Tensor:
+    """Rows of heads of dim, each half of a head filled up with zero rows, so that RoPE still pairs the halves."""
+    halves = x.unflatten(0, (-1, 2, dim // 2))
+    filled = x.new_zeros(len(halves), 2, padded // 2, *x.shape[1:])
+    filled[:, :, : dim // 2] = halves
+    return filled.flatten(0, 2)
+
+
 def interleave(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """Rows of gate and up in alternate blocks of BLOCK; a padded row of both gives silu(0) * 0 = 0."""
+    """Rows of gate and up in alternate blocks of BLOCK. A padded row gives silu(0) * 0 = 0."""
     gate, up = pad_rows(gate), pad_rows(up)
     return torch.stack([gate.unflatten(0, (-1, BLOCK)), up.unflatten(0, (-1, BLOCK))], 1).flatten(0, 2)
 
 
-def concatenated(parts: list[torch.Tensor]) -> Rows:
+def concatenated(parts: Sequence[torch.Tensor]) -> Rows:
     starts = [sum(map(len, parts[:i])) for i in range(len(parts))]
 
     def rows(i, j):
@@ -154,9 +183,9 @@ def concatenated(parts: list[torch.Tensor]) -> Rows:
 
 
 def pack_rows(rows: Rows, n: int, pack: Pack, arena: Arena) -> torch.Tensor:
-    """pack of rows(0, n), float32 or blocks, a few at a time.
+    """The packed weight of n rows, packed a few at a time; on the CPU it lies in the arena.
 
-    The first dimension of a packed weight counts panels of 16. On the CPU the result lies in the arena.
+    The first dimension of a packed weight counts panels of 16 rows.
     """
     first = rows(0, 1)
     step = max(2 * BLOCK, CHUNK // first.numel() // (2 * BLOCK) * 2 * BLOCK)
@@ -180,11 +209,11 @@ def load_weights(
     embedding: torch.Tensor | None = None,
     pack_head: Pack | None = None,
 ) -> Weights:
-    """Reads and packs a checkpoint; all names and shapes are checked before the first tensor is read.
+    """Read and pack a checkpoint; all names and shapes are checked before the first tensor is read.
 
-    pack: float32 [N, K] or blocks -> packed weight; pack_head: that of the output matrix, where it differs; shapes:
-    tensor_shapes(config) unless given; embedding: used in place of the checkpoint's. Raises ValueError as Checkpoint
-    does.
+    pack: makes a packed weight of float32 [N, K] or blocks; pack_head: the same for the output matrix, if it differs;
+    shapes: by default tensor_shapes(config); embedding: used in place of the checkpoint's. Raises ValueError as
+    Checkpoint does.
     """
     checkpoint = source if isinstance(source, Checkpoint) else Checkpoint(source)
     shapes, folder, arena = shapes or tensor_shapes(config), checkpoint.folder, Arena()
@@ -192,7 +221,7 @@ def load_weights(
         checkpoint.check(name, shape)
     for name in checkpoint.where:
         if name.endswith(("_proj.bias", "q_norm.weight", "k_norm.weight")) and name not in shapes:
-            raise ValueError(f"tensor {name} is in {folder}, but by config.json there is none")
+            raise ValueError(f"tensor {name} is in {folder}, but config.json has no place for it")
 
     def get(name):
         return checkpoint.tensor(name, shapes[name])
@@ -203,9 +232,16 @@ def load_weights(
     def matrices(*names):
         return checkpoint.matrices(names, [shapes[name] for name in names])
 
-    def packed(*names, pack=pack):
-        parts = matrices(*names)
+    def packed(*parts, pack=pack):
         return pack_rows(concatenated(parts), sum(map(len, parts)), pack, arena)
+
+    dims = config.head_dim, config.padded_head_dim
+
+    def heads(x):
+        return x if x is None or dims[0] == dims[1] else pad_heads(x, *dims)
+
+    def inputs_of_heads(o):
+        return o if dims[0] == dims[1] else pad_heads(o.T, *dims).T
 
     def packed_pair(*names):
         gate, up = matrices(*names)
@@ -224,9 +260,9 @@ def load_weights(
         pair = [f"{mlp}gate_proj.", f"{mlp}up_proj."]
         return LayerWeights(
             attention_norm=vector(f"model.layers.{i}.input_layernorm.weight"),
-            qkv=packed(*(x + "weight" for x in qkv)),
-            qkv_bias=vector(*(x + "bias" for x in qkv)),
-            o=packed(f"{attention}o_proj.weight"),
+            qkv=packed(*map(heads, matrices(*(x + "weight" for x in qkv)))),
+            qkv_bias=heads(vector(*(x + "bias" for x in qkv))),
+            o=packed(inputs_of_heads(*matrices(f"{attention}o_proj.weight"))),
             o_bias=vector(f"{attention}o_proj.bias"),
             mlp_norm=vector(f"model.layers.{i}.post_attention_layernorm.weight"),
             gate_up=packed_pair(*(x + "weight" for x in pair)),
@@ -239,7 +275,7 @@ def load_weights(
 
     # the largest first, while little else is in memory
     head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
-    lm_head = packed(head, pack=pack_head or pack)
+    lm_head = packed(*matrices(head), pack=pack_head or pack)
     if embedding is None:
         embedding = get("model.embed_tokens.weight").to(embedding_dtype, copy=True)
     layers = [layer(i) for i in range(config.num_layers)]

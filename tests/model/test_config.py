@@ -36,9 +36,9 @@ def test_defaults_and_derived_fields():
     assert LlamaConfig.from_dict(BASE | {"num_key_value_heads": 1}).num_kv_heads == 1
 
 
-def test_eos_ids_of_generation_config_win():
+def test_eos_ids_are_those_of_both_files():
     assert LlamaConfig.from_dict(BASE | {"eos_token_id": 2}).eos_token_ids == (2,)
-    assert LlamaConfig.from_dict(BASE | {"eos_token_id": 2}, {"eos_token_id": [3, 4]}).eos_token_ids == (3, 4)
+    assert LlamaConfig.from_dict(BASE | {"eos_token_id": 2}, {"eos_token_id": [3, 2]}).eos_token_ids == (2, 3)
     assert LlamaConfig.from_dict(BASE | {"eos_token_id": [5, 6]}, {"temperature": 1.0}).eos_token_ids == (5, 6)
 
 
@@ -94,7 +94,7 @@ def test_rope_rows_do_not_depend_on_the_length_of_the_table():
         ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope_type 'longrope' is not supported: wanted"),
         ({"rope_scaling": {"type": "linear"}}, "factor is missing in rope_scaling of type 'linear'"),
         ({"rope_scaling": {"type": "linear", "factor": -1}}, "factor: got -1"),
-        ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "rope_parameters of full_attention alone"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "rope_parameters of .full_attention. alone"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is not supported"),
     ],
 )

@@ -80,7 +80,7 @@ BAD = [
     (dict(vocab_size=273), "vocabulary of 273 tokens, wanted that of the target, 272"),
     (dict(feature_layers=[3]), "wanted layers from 0 to 2"),
     (dict(feature_layers="all"), "feature_layers"),
-    (dict(hidden_size=48), "to share the target's embedding, 32 is wanted"),
+    (dict(hidden_size=48), "wanted 32 to share the target's embedding"),
     (dict(draft_vocab_size=39), "lm_head.weight"),
     (dict(architectures=["MambaForCausalLM"]), "MambaForCausalLM"),
 ]

@@ -105,7 +105,7 @@ def test_weights_of_a_folder_in_four_bits(tmp_path):
 
 
 def test_four_bits_are_of_the_cpu(tmp_path):
-    with pytest.raises(ValueError, match="dtype: q4 is of the CPU, wanted bf16, int8 or fp32 on meta"):
+    with pytest.raises(ValueError, match="dtype: q4 runs on the CPU only; use bf16, int8 or fp32 on meta"):
         Llama.load(tmp_path, "q4", device="meta")
 
 

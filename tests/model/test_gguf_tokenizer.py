@@ -2,11 +2,14 @@ import json
 import random
 from types import SimpleNamespace
 
+import gguf
 import pytest
+from tokenizer_helpers import pieces
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, trainers
 
 from ssd.model.gguf.config import end_ids
+from ssd.model.gguf.metadata import Metadata
 from ssd.model.gguf.tokenizer import SPLITS, read_tokenizer
 from ssd.model.tokenizer import Tokenizer
 
@@ -22,7 +25,7 @@ TEXTS = [
 
 
 def read(meta):
-    return read_tokenizer(SimpleNamespace(path="x.gguf", meta={f"tokenizer.{k}": v for k, v in meta.items()}))
+    return read_tokenizer(SimpleNamespace(path="x.gguf", meta={f"tokenizer.{k}": v for k, v in meta.items()}))[:3]
 
 
 def byte_level_meta(pre):
@@ -95,7 +98,7 @@ def test_special_tokens_come_whole():
     first = len(meta["ggml.tokens"]) - 3
     assert ours.encode("<|end|><tool><|im_end|>").ids == [first, first + 1, first + 2]
     assert ours.decode([first, first + 1]) == "<tool>"  # user-defined, not special
-    assert end_ids({f"tokenizer.{k}": v for k, v in meta.items()}) == [first, first + 2]
+    assert end_ids(Metadata("x.gguf", {f"tokenizer.{k}": v for k, v in meta.items()})) == [first, first + 2]
 
 
 def pieces_by_score(text, scores):
@@ -168,3 +171,69 @@ def test_default_target_from_its_file(default_target):
             assert ours.decode(ids, skip) == folder.decode(ids, skip)
     messages = [{"role": "user", "content": "hi"}]
     assert ours.chat(messages) == folder.chat(messages) and ours.special_tokens == folder.special_tokens
+
+
+def written(path, meta):
+    """The tokenizer of a GGUF file with these metadata."""
+    writer = gguf.GGUFWriter(path, "llama")
+    for key, value in meta.items():
+        writer.add_key_value(f"tokenizer.{key}", value, gguf.GGUFValueType.get_type(value))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return Tokenizer(path)
+
+
+def test_two_ids_with_one_text_both_decode_to_it(tmp_path):
+    meta = byte_level_meta("qwen2")
+    tokens = meta["ggml.tokens"]
+    twice = tokens.index("a"), tokens.index("Ġ")
+    meta["ggml.tokens"] = [*tokens, "a", "Ġ", "<|im_end|>", ""]
+    meta["ggml.token_type"] = [*meta["ggml.token_type"], 1, 1, 3, 1]
+    tokenizer = written(tmp_path / "x.gguf", meta)
+    size = len(tokens)
+    assert tokenizer.decode([*twice, size, size + 1]) == "a a "
+    assert "".join(pieces(tokenizer, [*twice, size, size + 1])) == "a a "
+    assert tokenizer.decode([size - 1, size + 2]) == "" and tokenizer.decode([size - 1], False) == "<|im_end|>"
+    assert tokenizer.vocab_size == size + 4
+    assert tokenizer.decode(tokenizer.encode("banana")) == "banana"
+    assert tokenizer.detokenizer().hidden(size - 1) == tokenizer.detokenizer().hidden(size + 2) == "<|im_end|>"
+
+
+def test_the_space_of_a_continued_text_is_kept_with_a_gguf_file_too(tmp_path):
+    pieces_of = ["▁", *"helowrd", "▁world", "▁hello"]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), *pieces_of]
+    meta = {"ggml.model": "llama", "ggml.tokens": tokens, "ggml.scores": [-float(i) for i in range(len(tokens))]}
+    meta |= {"ggml.token_type": [2, 3, 3, *[6] * 256, *[1] * len(pieces_of)], "ggml.bos_token_id": 1}
+    tokenizer = written(tmp_path / "x.gguf", meta)
+    world = tokens.index("▁world")
+    stream = tokenizer.detokenizer(prompt=tokenizer.encode("hello"))
+    assert [stream.add(world), stream.add(world)] == [" world", " world"]
+    stream = tokenizer.detokenizer(prompt=[1])
+    assert [stream.add(world), stream.add(world)] == ["world", " world"]
+
+
+def test_merges_that_make_no_token_are_ignored():
+    meta = byte_level_meta("qwen2")
+    wanted = read(meta)[0].encode(TEXTS[0]).ids
+    meta["ggml.merges"] = ["é à", "x", "a", *meta["ggml.merges"], "! !!!!!", "nowhere to", "a b c"]
+    assert read(meta)[0].encode(TEXTS[0]).ids == wanted
+
+
+@pytest.mark.parametrize(
+    "changes,message",
+    [
+        ({"ggml.tokens": "abc"}, "tokenizer.ggml.tokens is 'abc', wanted an array"),
+        ({"ggml.tokens": [1, 2]}, "tokenizer.ggml.tokens holds other values, wanted a text in every place"),
+        ({"ggml.merges": [1]}, "tokenizer.ggml.merges holds other values"),
+        ({"ggml.pre": 5}, "tokenizer.ggml.pre is 5, wanted a text"),
+        ({"ggml.token_type": [1]}, "tokenizer.ggml.token_type has 1 entries, wanted"),
+        ({"ggml.eos_token_id": "x"}, "tokenizer.ggml.eos_token_id is 'x', wanted a whole number"),
+        ({"ggml.add_bos_token": 1}, "tokenizer.ggml.add_bos_token is 1, wanted true or false"),
+        ({"chat_template": ["a"]}, "tokenizer.chat_template is .*, wanted a text"),
+        ({"ggml.model": "llama", "ggml.scores": [0.0]}, "tokenizer.ggml.scores has 1 entries, wanted"),
+    ],
+)
+def test_metadata_of_the_wrong_type_are_named(changes, message):
+    with pytest.raises(ValueError, match=f"^x.gguf: {message}"):
+        read(byte_level_meta("qwen2") | changes)

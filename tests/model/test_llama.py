@@ -11,6 +11,10 @@ VARIANTS = {
     "gqa 1": dict(num_attention_heads=2, num_key_value_heads=2),
     "gqa 3": dict(num_attention_heads=3, num_key_value_heads=1, hidden_size=48),
     "gqa 4, head_dim 80": dict(num_attention_heads=4, num_key_value_heads=1, head_dim=80),
+    "head_dim 24": dict(head_dim=24),
+    "head_dim 100, biases": dict(head_dim=100, attention_bias=True),
+    "head_dim 2, one head": dict(head_dim=2, num_attention_heads=1, num_key_value_heads=1),
+    "head_dim 8, llama3": dict(head_dim=8, rope_parameters={"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}),
     "gqa 7": dict(num_attention_heads=7, num_key_value_heads=1, hidden_size=112),
     "tied": dict(tie_word_embeddings=True),
     "biases": dict(attention_bias=True, mlp_bias=True),
@@ -122,8 +126,30 @@ def test_logit_rows_and_chain_mask(tmp_path):
     assert torch.equal(model.forward(batch, model.new_kv_cache(1)), every[[8, 2]])
 
 
+def test_heads_that_the_kernels_lack_are_refused_in_one_sentence(tmp_path):
+    for family, changes, message in (
+        ("Llama", dict(head_dim=288), "head_dim: got 288, wanted an even number, at most 256"),
+        ("Qwen3", dict(head_dim=24), "head_dim: got 24, wanted a multiple of 16 beside a norm of each head"),
+    ):
+        save_tiny(tmp_path / family, family=family, **changes)
+        with pytest.raises(ValueError, match=f"config.json: {message}"):
+            Llama.load(tmp_path / family)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "int8", "q4"])
+def test_padded_heads_in_every_dtype(dtype, tmp_path):
+    theirs = save_tiny(tmp_path, head_dim=24, hidden_size=64)
+    ids = ids_for(theirs, 20)
+    with torch.no_grad():
+        wanted = theirs(ids[None]).logits[0]
+    ours = Llama.load(tmp_path, dtype)
+    got = ours.forward(one_request(ids), ours.new_kv_cache(2))
+    assert torch.equal(got, ours.forward_composed(one_request(ids), ours.new_kv_cache(2)))
+    assert relative_error(got, wanted)[0] < {"bf16": 0.03, "int8": 0.06, "q4": 0.5}[dtype]
+
+
 def test_bad_dtype_is_named(tmp_path):
-    with pytest.raises(ValueError, match="dtype: got 'fp8', wanted one of bf16, fp32, int8"):
+    with pytest.raises(ValueError, match="dtype: got 'fp8', wanted one of bf16, int8, q4, fp32"):
         Llama.load(tmp_path, "fp8")
     with pytest.raises(ValueError, match="no config.json"):
         Llama.load(tmp_path)

@@ -25,6 +25,7 @@ CONFIG = {
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
+    "head_dim": 16,
     "attention_bias": True,
     "mlp_bias": True,
 }
@@ -99,6 +100,28 @@ def test_many_files_and_tied_embeddings(checkpoint):
         load_weights(config, folder, plain)
 
 
+def test_the_index_says_which_shard_a_tensor_is_in(checkpoint):
+    """A stale copy in another shard stays unread, and without an index two copies are refused."""
+    folder, config, tensors = checkpoint
+    name, stale = "model.layers.0.self_attn.o_proj.weight", {}
+    for number, part in ((1, {name}), (2, tensors.keys() - {name})):
+        stale = {name: torch.full_like(tensors[name], 7.0)} if number == 2 else {}
+        st.save_file({n: tensors[n] for n in part} | stale, folder / f"model-{number}.safetensors")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=f"tensor {name} is both in .*model-1.saf.* and in .*model-2.saf"):
+        load_weights(config, folder, plain)
+    where = {n: f"model-{1 if n == name else 2}.safetensors" for n in tensors}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    assert torch.equal(load_weights(config, folder, plain).layers[0].o.flatten(0, 1), tensors[name])
+    where[name] = "model-2.safetensors"
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    assert (load_weights(config, folder, plain).layers[0].o == 7).all()
+    where["model.norm.weight"] = "model-1.safetensors"
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    with pytest.raises(ValueError, match="tensor model.norm.weight is missing in"):
+        load_weights(config, folder, plain)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_stored_dtypes(checkpoint, dtype):
     folder, config, tensors = checkpoint
@@ -129,7 +152,7 @@ def test_bad_checkpoints_are_named(checkpoint):
     assert load_weights(config, folder, plain).layers[1].gate_up.max() == huge.max()  # though the sum overflows
     fails(f"tensor {name} in .*: dtype I64, wanted one of F32", t={name: torch.zeros(24, 16, dtype=torch.int64)})
     st.save_file(tensors, path)
-    with pytest.raises(ValueError, match="_proj.bias is in .*, but by config.json there is none"):
+    with pytest.raises(ValueError, match="_proj.bias is in .*, but config.json has no place for it"):
         load_weights(LlamaConfig.from_dict(CONFIG | {"attention_bias": False}), folder, plain)
     whole = path.read_bytes()
     for size in (0, 7, 100, len(whole) // 2, len(whole) - 1):

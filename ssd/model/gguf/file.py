@@ -1,7 +1,7 @@
 """GGUF files, versions 2 and 3: metadata, and tensors as views of the mapped file.
 
-The header is read here, since the package gguf takes seconds for a vocabulary of 150,000; its tables say how the
-types of tensors are laid out. Format: magic, version, counts; metadata as key, type, value; of each tensor its name,
+The header is read here, since the package gguf takes seconds for a vocabulary of 150,000; its tables give the layout
+of each type of tensor. Format: magic, version, counts; metadata as key, type, value; for each tensor its name,
 dimensions (the fastest first), type and offset; the data.
 """
 
@@ -26,10 +26,10 @@ class GGUFTensor:
 
 
 class GGUFFile:
-    """path, meta {key: value}, tensors {name: GGUFTensor}.
+    """A GGUF file: path, meta {key: value}, tensors {name: GGUFTensor}.
 
-    Raises ValueError (one sentence that names the file) when it is truncated, of another format or version, one of
-    several parts, or has a tensor of a type that is not known.
+    Raises ValueError (one sentence that names the file) when it is truncated, has another format or version, is one of
+    several parts, or holds a tensor of an unknown type.
     """
 
     def __init__(self, path: str | Path):
@@ -40,7 +40,7 @@ class GGUFFile:
             self._bytes = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
         try:
             self._read()
-        except (struct.error, UnicodeDecodeError, IndexError) as e:
+        except (struct.error, UnicodeDecodeError, IndexError, RecursionError) as e:
             raise ValueError(f"{path} is truncated or has a corrupt header: {e}") from None
 
     def _read(self) -> None:
@@ -52,14 +52,18 @@ class GGUFFile:
         for _ in range(n_values):
             key = self._string()
             self.meta[key] = self._value(self._scalar("I"))
-        if (parts := self.meta.get("split.count", 1)) > 1:
+        if (parts := self.meta.get("split.count", 1)) not in (0, 1):
             raise ValueError(f"{self.path} is one of {parts} parts: merge them first (llama-gguf-split --merge)")
         infos = [self._tensor_info() for _ in range(n_tensors)]
         alignment = self.meta.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment < 1:
             raise ValueError(f"{self.path}: general.alignment is {alignment!r}, wanted a whole number of at least 1")
         start = -(-self._at // alignment) * alignment
-        self.tensors = {name: self._tensor(name, start, *info) for name, *info in infos}
+        self.tensors = {}
+        for name, *info in infos:
+            if name in self.tensors:
+                raise ValueError(f"{self.path} holds two tensors {name}")
+            self.tensors[name] = self._tensor(name, start, *info)
 
     def _scalar(self, code: str):
         (value,) = struct.unpack_from("<" + code, self._bytes, self._at)
@@ -97,15 +101,15 @@ class GGUFFile:
         try:
             kind = GGMLQuantizationType(type)
         except ValueError:
-            raise ValueError(f"tensor {name} in {self.path}: its type {type} is not known") from None
+            raise ValueError(f"tensor {name} in {self.path}: type {type} is unknown") from None
         values, size = GGML_QUANT_SIZES[kind]
-        if not shape or shape[-1] % values:
+        if not 1 <= len(shape) <= 4 or not all(shape) or shape[-1] % values:
             raise ValueError(f"tensor {name} in {self.path}: shape {list(shape)} does not fit blocks of {values}")
         row = shape[-1] // values * size
         total, begin = math.prod(shape[:-1]) * row, start + offset
         if begin + total > len(self._bytes):
             raise ValueError(
-                f"{self.path} is truncated: it has {len(self._bytes)} bytes, its header tells of {begin + total}"
+                f"{self.path} is truncated: it has {len(self._bytes)} bytes, its header needs {begin + total}"
             )
         data = np.frombuffer(self._bytes, np.uint8, total, begin)
         return GGUFTensor(shape, kind, data.reshape(*shape[:-1], row))

@@ -1,4 +1,4 @@
-"""From a GGUF file to a model folder: config.json, model.safetensors (float32), tokenizer files."""
+"""Turns a GGUF file into a model folder: config.json, model.safetensors (float32), tokenizer files."""
 
 import json
 from pathlib import Path
@@ -11,13 +11,13 @@ from .weights import GGUFCheckpoint
 
 
 def import_gguf(path: str | Path, folder: str | Path, progress=lambda tensors: tensors) -> None:
-    """Writes the folder's files. progress wraps the list of tensors that are converted, to show how far it is.
+    """Write the files of the folder. progress: wraps the list of tensors to be converted, for a progress bar.
 
-    Raises ValueError that names the file where it is not of a model or tokenizer that is supported.
+    Raises ValueError that names the file when its model or tokenizer is not supported.
     """
     folder, file = Path(folder), GGUFFile(path)
     config, checkpoint = read_config(file), GGUFCheckpoint(file, llama_config(file))
-    tokenizer, special, template = read_tokenizer(file)
+    tokenizer, special, template, _ = read_tokenizer(file)
     shapes = {name: tuple(checkpoint.shape(stored)) for name, (_, stored) in checkpoint.where.items()}
     rows = progress(list(shapes.items()))
     write_safetensors(folder / "model.safetensors", shapes, (checkpoint.tensor(*row).numpy() for row in rows))

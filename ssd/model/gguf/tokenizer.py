@@ -1,10 +1,16 @@
-"""The tokenizer of a GGUF file, as tokenizer.json would have it."""
+"""The tokenizer of a GGUF file, as a tokenizer of the package tokenizers."""
+
+from typing import NamedTuple
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from .config import CONTROL
 from .file import GGUFFile
+from .metadata import Metadata
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # types of tokens
+TOKENS = "tokenizer.ggml.tokens"
+NORMAL, UNKNOWN, USER_DEFINED = 1, 2, 4  # types of tokens, beside CONTROL
+ADDED = (CONTROL, USER_DEFINED, UNKNOWN)
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -30,53 +36,60 @@ SPECIAL = {
 }
 
 
-def read_tokenizer(file: GGUFFile) -> tuple[Tokenizer, dict[str, str], str | None]:
-    """The tokenizer, its special tokens by their names in tokenizer_config.json, and the chat template.
+class GGUFTokenizer(NamedTuple):
+    backend: Tokenizer
+    special_tokens: dict[str, str]  # by their names in tokenizer_config.json
+    chat_template: str | None
+    aliases: dict[int, int]  # for an id whose text a later id has too, that id
 
-    Raises ValueError that names the file: a kind of tokenizer that is not supported, or missing metadata.
+
+def read_tokenizer(file: GGUFFile) -> GGUFTokenizer:
+    """The tokenizer of a GGUF file.
+
+    Raises ValueError that names the file: missing or unfit metadata, or a kind of tokenizer that is not supported.
     """
-    meta = file.meta
-
-    def get(name):
-        if f"tokenizer.ggml.{name}" not in meta:
-            raise ValueError(f"{file.path}: tokenizer.ggml.{name} is missing in its metadata")
-        return meta[f"tokenizer.ggml.{name}"]
-
-    tokens, kind = get("tokens"), get("model")
-    types = meta.get("tokenizer.ggml.token_type") or [NORMAL] * len(tokens)
-    if len(types) != len(tokens):
-        raise ValueError(f"{file.path}: tokenizer.ggml.token_type has {len(types)} entries, wanted {len(tokens)}")
-    if kind == "gpt2":
-        tokenizer, bos = byte_level(file.path, tokens, get("merges"), meta.get("tokenizer.ggml.pre"))
-    elif kind == "llama":
-        tokenizer, bos = with_scores(meta, tokens, types, get("scores")), True
-    else:
+    meta = Metadata(file.path, file.meta)
+    tokens, kind = meta.array(TOKENS, str), meta.get("tokenizer.ggml.model", str)
+    types = [NORMAL] * len(tokens)
+    if "tokenizer.ggml.token_type" in file.meta:
+        types = meta.array("tokenizer.ggml.token_type", int, len(tokens))
+    ids = {token: i for i, token in enumerate(tokens)}
+    if kind not in ("gpt2", "llama"):
         raise ValueError(f"{file.path}: tokenizer {kind!r} is not supported: wanted gpt2 or llama")
-    tokenizer.add_tokens(
-        [
-            AddedToken(token, special=kind != USER_DEFINED, normalized=False)
-            for token, kind in zip(tokens, types, strict=True)
-            if kind in (CONTROL, USER_DEFINED, UNKNOWN)
-        ]
-    )
-    ids = {name: meta.get(f"tokenizer.ggml.{key}_token_id") for name, key in SPECIAL.items()}
-    special = {name: tokens[i] for name, i in ids.items() if i is not None and 0 <= i < len(tokens)}
-    first = special.get("bos_token") if meta.get("tokenizer.ggml.add_bos_token", bos) else None
-    last = special.get("eos_token") if meta.get("tokenizer.ggml.add_eos_token", False) else None
-    if first or last:
-        added = {text: tokenizer.token_to_id(text) for text in (first, last) if text}
-        template = [text for text in (first, "$A", last) if text]
-        tokenizer.post_processor = processors.TemplateProcessing(template, special_tokens=list(added.items()))
-    return tokenizer, special, meta.get("tokenizer.chat_template")
+    try:
+        tokenizer, bos = byte_level(meta, ids) if kind == "gpt2" else with_scores(meta, ids, types)
+        added = zip(tokens, types, strict=True)
+        tokenizer.add_tokens(
+            [AddedToken(token, special=k != USER_DEFINED, normalized=False) for token, k in added if k in ADDED]
+        )
+    except ValueError:
+        raise
+    except Exception as e:  # the package raises Exception itself
+        raise ValueError(f"{file.path} holds no valid tokenizer: {e}") from None
+    named = {name: meta.optional(f"tokenizer.ggml.{key}_token_id", int) for name, key in SPECIAL.items()}
+    named = {name: i for name, i in named.items() if i is not None and 0 <= i < len(tokens)}
+    first = named.get("bos_token") if meta.get("tokenizer.ggml.add_bos_token", bool, bos) else None
+    last = named.get("eos_token") if meta.get("tokenizer.ggml.add_eos_token", bool, False) else None
+    if first is not None or last is not None:
+        added = {"first": first, "last": last}
+        tokenizer.post_processor = processors.TemplateProcessing(
+            [name for name in ("first", "$A", "last") if added.get(name, 0) is not None],
+            special_tokens=[{"id": n, "ids": [i], "tokens": [tokens[i]]} for n, i in added.items() if i is not None],
+        )
+    aliases = {i: ids[token] for i, token in enumerate(tokens) if ids[token] != i}
+    special = {name: tokens[i] for name, i in named.items()}
+    return GGUFTokenizer(tokenizer, special, meta.optional("tokenizer.chat_template", str), aliases)
 
 
-def byte_level(path, tokens: list[str], merges: list[str], pre: str | None) -> tuple[Tokenizer, bool]:
-    """Byte-level BPE, and whether a text begins with BOS where the file does not say."""
+def byte_level(meta: Metadata, ids: dict[str, int]) -> tuple[Tokenizer, bool]:
+    """A byte-level BPE tokenizer, and whether a text begins with BOS where the file does not say."""
+    pre = meta.optional("tokenizer.ggml.pre", str)
     if pre not in SPLITS:
-        raise ValueError(f"{path}: tokenizer gpt2/{pre} is not supported: wanted one of {', '.join(SPLITS)}")
+        raise ValueError(f"{meta.path}: tokenizer gpt2/{pre} is not supported: wanted one of {', '.join(SPLITS)}")
     pattern, ignore_merges, nfc, bos = SPLITS[pre]
-    pairs = [tuple(merge.split(" ", 1)) for merge in merges]
-    tokenizer = Tokenizer(models.BPE({t: i for i, t in enumerate(tokens)}, pairs, ignore_merges=ignore_merges))
+    pairs = [tuple(merge.split(" ", 1)) for merge in meta.array("tokenizer.ggml.merges", str)]
+    merges = [pair for pair in pairs if len(pair) == 2 and {*pair, "".join(pair)} <= ids.keys()]
+    tokenizer = Tokenizer(models.BPE(ids, merges, ignore_merges=ignore_merges))
     if nfc:
         tokenizer.normalizer = normalizers.NFC()
     plain = pattern is None or pre == "smollm"  # the split of GPT-2, after that of digits
@@ -88,21 +101,23 @@ def byte_level(path, tokens: list[str], merges: list[str], pre: str | None) -> t
     return tokenizer, bos
 
 
-def with_scores(meta: dict, tokens: list[str], types: list[int], scores: list[float]) -> Tokenizer:
-    """SentencePiece BPE with bytes for what it has no piece for: of two neighbours whose joint piece has the highest
-    score, that piece is made first."""
-    ids = {token: i for i, token in enumerate(tokens)}
-    pieces = {t for t, kind in zip(tokens, types, strict=True) if kind == NORMAL}
+def with_scores(meta: Metadata, ids: dict[str, int], types: list[int]) -> tuple[Tokenizer, bool]:
+    """A SentencePiece BPE tokenizer, which merges the neighbours whose joint piece has the highest score first.
+
+    Text without a piece is written as bytes. A text begins with BOS where the file does not say.
+    """
+    scores = meta.array("tokenizer.ggml.scores", float, len(types))
+    pieces = {token for token, i in ids.items() if types[i] == NORMAL}
     pairs = []
     for piece in pieces:
         splits = ((piece[:i], piece[i:]) for i in range(1, len(piece)))
         pairs += [(scores[ids[piece]], len(a), len(b), a, b) for a, b in splits if a in pieces and b in pieces]
     merges = [(a, b) for *_, a, b in sorted(pairs, reverse=True)]
-    unknown = next((t for t, kind in zip(tokens, types, strict=True) if kind == UNKNOWN), None)
+    unknown = next((token for token, i in ids.items() if types[i] == UNKNOWN), None)
     tokenizer = Tokenizer(models.BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
-    prefix = meta.get("tokenizer.ggml.add_space_prefix", True)
+    prefix = meta.get("tokenizer.ggml.add_space_prefix", bool, True)
     spaces = [normalizers.Prepend("▁")] * prefix + [normalizers.Replace(" ", "▁")]
     tokenizer.normalizer = normalizers.Sequence(spaces)
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence(steps + [decoders.Strip(" ", 1, 0)] * prefix)
-    return tokenizer
+    return tokenizer, True

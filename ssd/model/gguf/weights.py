@@ -1,7 +1,7 @@
 """The tensors of a GGUF file under the names of a Hugging Face checkpoint: dequantised, or in blocks as stored.
 
-Files of the architecture llama have the rows of q and k in pairs (x0, x_{D/2}, x1, ...), for the adjacent-pair form of
-RoPE; here they are in halves, as in Hugging Face checkpoints.
+Files of the architecture llama store the rows of q and k in pairs (x0, x_{D/2}, x1, ...), for the adjacent-pair form of
+RoPE. They are put into halves here, as in Hugging Face checkpoints.
 """
 
 import gguf
@@ -37,7 +37,7 @@ FLOATS = (Type.F32, Type.F16, Type.BF16, Type.F64)
 
 
 def hugging_face_name(name: str) -> str | None:
-    """None for a tensor that has no place there."""
+    """The name of a tensor in a Hugging Face checkpoint, None if it has none."""
     if name in OTHER_TENSORS:
         return OTHER_TENSORS[name]
     match name.split("."):
@@ -47,19 +47,22 @@ def hugging_face_name(name: str) -> str | None:
 
 
 def halves(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of each head from pairs (0, D/2, 1, D/2 + 1, ...) to halves (0, 1, ...)."""
+    """The rows of each head, reordered from pairs (0, D/2, 1, D/2 + 1, ...) to halves (0, 1, ...)."""
     return rows.reshape(heads, -1, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
 def mostly_four_bits(file: GGUFFile) -> bool:
-    """Whether most of its weights are in blocks that q4 keeps."""
+    """Whether most weights of a file are in blocks that q4 keeps."""
     sizes = [(t.data.size if t.type in FOUR_BITS else 0, t.data.size) for t in file.tensors.values()]
     return 2 * sum(n for n, _ in sizes) > sum(n for _, n in sizes)
 
 
 class GGUFCheckpoint(Checkpoint):
-    """blocks: whether `matrices` gives blocks where the file has such. Raises ValueError as Checkpoint does, and for
-    a tensor that a Llama does not have, or of a type that cannot be dequantised."""
+    """The tensors of a GGUF file. blocks: whether `matrices` returns blocks where the file has them.
+
+    Raises ValueError as Checkpoint does, for a tensor that the model does not have, and for one whose type cannot be
+    dequantised.
+    """
 
     def __init__(self, file: GGUFFile, config: LlamaConfig, blocks: bool = False):
         self.folder, self.blocks, self.where = file.path, blocks, {}
@@ -77,7 +80,7 @@ class GGUFCheckpoint(Checkpoint):
         return list(self.tensors[stored].shape)
 
     def read(self, stored: str) -> torch.Tensor:
-        """float32."""
+        """The dequantised tensor, float32."""
         tensor = self.tensors[stored]
         try:
             values = gguf.quants.dequantize(tensor.data, tensor.type)
@@ -98,12 +101,12 @@ class GGUFCheckpoint(Checkpoint):
         return halves(rows, heads) if heads else rows
 
     def _blocks(self, stored: str, kind: Type) -> torch.Tensor:
-        """uint8 [N, K / 32, bytes]."""
+        """The blocks of a tensor in that format, uint8 [N, K / 32, bytes]."""
         tensor, size = self.tensors[stored], gguf.GGML_QUANT_SIZES[kind][1]
         if tensor.type == kind:
             rows = self._ordered(stored, tensor.data)
         elif kind == Type.Q4_1:
-            rows = self._ordered(stored, (of_k if tensor.type == Type.Q4_K else with_minimum)(tensor.data))
+            rows = self._ordered(stored, (q4_1_from_q4_k if tensor.type == Type.Q4_K else q4_1_from_q4_0)(tensor.data))
         else:
             rows = gguf.quants.quantize(self.read(stored).numpy(), kind)
         blocks = rows.reshape(len(rows), -1, size).copy()
@@ -114,24 +117,23 @@ class GGUFCheckpoint(Checkpoint):
 
 
 def common_type(tensors: list[GGUFTensor]) -> Type:
-    """The type for matrices that are packed as one: theirs, Q4_1 for the others of four bits, else Q8_0."""
+    """The type for matrices that are packed as one: their own if they share one, Q4_1 for four bits, else Q8_0."""
     types = {t.type for t in tensors}
     if len(types) == 1 and types <= set(BLOCKS):
         return types.pop()
     return Type.Q4_1 if types <= set(FOUR_BITS) else Type.Q8_0
 
 
-def with_minimum(rows: np.ndarray) -> np.ndarray:
-    """Rows of blocks of Q4_0 as those of Q4_1: d (q - 8) = d q + m with m = -8 d, exactly."""
+def q4_1_from_q4_0(rows: np.ndarray) -> np.ndarray:
+    """Q4_1 blocks with the numbers of Q4_0 blocks: d (q - 8) = d q + m with m = -8 d, exactly."""
     blocks = rows.reshape(-1, 18)
     d = blocks[:, :2].copy()
     m = (d.view("<f2") * np.float16(-8)).view(np.uint8)
     return np.concatenate([d, m, blocks[:, 2:]], 1).reshape(len(rows), -1)
 
 
-def of_k(rows: np.ndarray) -> np.ndarray:
-    """Rows of blocks of Q4_K as those of Q4_1: the same numbers, the scale and minimum of 32 weights, each a product
-    of two there, rounded to float16."""
+def q4_1_from_q4_k(rows: np.ndarray) -> np.ndarray:
+    """Q4_1 blocks with the numbers of Q4_K blocks, whose scales and minima are products, rounded to float16 here."""
     blocks = rows.reshape(-1, 144)
     outer = blocks[:, :4].copy().view("<f2").astype(np.float32)  # scale of the scales, and of the minima
     inner = gguf.quants.Q4_K.get_scale_min(blocks[:, 4:16])  # two of [n, 8]
