@@ -59,8 +59,9 @@ class LLM:
         self.tokenizer, self.options, self.speculation = tokenizer, options, speculation
         self.max_model_len, kv_tokens = options.sizes(model.config.max_positions)
         speculator = make_speculator(speculation, options, drafts, model, self.max_model_len)
+        eos_ids = {*model.config.eos_token_ids, *tokenizer.eos_ids}.intersection(range(model.config.vocab_size))
         self.engine = Engine(
-            model, sample, model.config.eos_token_ids, max_batch=options.max_batch, max_model_len=self.max_model_len,
+            model, sample, eos_ids, max_batch=options.max_batch, max_model_len=self.max_model_len,
             kv_tokens=kv_tokens, prefill_chunk=options.prefill_chunk, speculator=speculator, rule=speculation.rule,
             nodes=speculation.nodes, prefix_caching=options.prefix_caching,
             placement=placement_of(model, verify_cores(speculation, options)),

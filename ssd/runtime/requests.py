@@ -5,6 +5,7 @@ from itertools import count
 from .engine.sequence import Sequence
 from .options import EngineOptions
 from .sampling.grammar import Grammars
+from .sampling.logits_processors import MinTokens
 from .sampling.sampling_params import SamplingParams
 from .sampling.seeds import derived_seed, sample_seed
 from .sampling.text_stream import TextStream
@@ -27,10 +28,12 @@ class Requests:
         room = min(params.max_tokens, self.max_model_len - len(ids))
         samples = []
         for i in range(params.n):
-            text = TextStream(self.tokenizer.detokenizer(), params.stop)
+            text = TextStream(self.tokenizer.detokenizer(prompt=ids), params.stop, params.min_tokens)
             sample = Sequence.start(ids, room, params, sample_seed(seed, i), text, i)
             if mask := self.grammars.start(params):
                 sample.logits_processors.append(mask)
+            if params.min_tokens:  # after the grammar, which may leave nothing but an end
+                sample.logits_processors.append(MinTokens(params.min_tokens, params.ends(self.grammars.eos_ids)))
             samples.append(sample)
         return samples
 
@@ -41,6 +44,8 @@ class Requests:
         params, last = params or SamplingParams(), self.vocab - 1
         if params.logit_bias and max(params.logit_bias) > last:
             raise ValueError(f"logit_bias: got token {max(params.logit_bias)}, wanted token ids from 0 to {last}")
+        if params.stop_token_ids and max(params.stop_token_ids) > last:
+            raise ValueError(f"stop_token_ids: got {max(params.stop_token_ids)}, wanted token ids from 0 to {last}")
         self.grammars.start(params)
         return params
 

@@ -51,7 +51,7 @@ def test_a_schema_that_is_no_text(tiny_folder, tmp_path, capsys):
     file = tmp_path / "schema.json"
     file.write_bytes(b"\xff{")
     said = refused(capsys, "hi", "--target", tiny_folder, "--json-schema", file)
-    assert f"json_schema: {file} is not UTF-8" in said
+    assert f"json_schema: {file} is not Unicode text" in said
 
 
 def test_grammars(tiny_folder, tmp_path, capsys):
@@ -70,7 +70,7 @@ def test_grammars(tiny_folder, tmp_path, capsys):
         (["--logit-bias", "x=1"], "logit_bias: got 'x=1', wanted a token id and a number"),
         (["--logit-bias", "5=1000"], "logit_bias: got 1000.0, wanted numbers in [-100, 100]"),
         (["--logit-bias", "272=1"], "logit_bias: got token 272, wanted token ids from 0 to 271"),
-        (["--logprobs", "3"], "logprobs: are written into the file of --json"),
+        (["--logprobs", "3"], "--logprobs: go to the file of --json; add that option"),
         (["--n", "0"], "n: got 0, wanted 1 to 128"),
         (["--presence-penalty", "3"], "presence_penalty: got 3.0, wanted a number in [-2, 2]"),
         (["--json-schema", "/no/such/file"], "/no/such/file: No such file or directory"),

@@ -41,19 +41,32 @@ from ssd.run import read_prompts
         (["hi", "--min-p", "1"], "min_p: got 1.0"),
         (["hi", "--seed", "-1"], "seed: got -1"),
         (["hi", "--stop", ""], "stop: got an empty string"),
+        (["hi", "--stop-token-ids", "1,x"], "--stop-token-ids: got '1,x', wanted numbers such as 1,2,4"),
+        (["hi", "--stop-token-ids", "1,272"], "stop_token_ids: got 272, wanted token ids from 0 to 271"),
+        (["hi", "--min-tokens", "9", "--max-tokens", "8"], "min_tokens: got 9, wanted 0 to max_tokens, 8"),
         (["hi", "--batch", "0"], "--batch: got 0"),
         (["hi", "--threads", "7-4"], "--threads: got '7-4'"),
         (["hi", "--threads", "0-0-0"], "--threads: got '0-0-0'"),
         (["hi", "--mode", "ssd", "--draft-threads", "99999"], "draft_threads: got 99999"),
-        (["hi", "--mode", "ar", "-k", "3"], "-k: is of speculation"),
-        (["hi", "--mode", "ar", "--draft", "ngram"], "--draft: is of speculation"),
-        (["hi", "--mode", "ar", "--verify", "rejection"], "--verify: is of speculation"),
-        (["hi", "--mode", "ar", "--fan-out", "2"], "--fan-out: is of speculation"),
-        (["hi", "--mode", "ar", "--branches", "8"], "--branches: is of speculation"),
-        (["hi", "--mode", "sd", "--branches", "8"], "--branches: is of a lane of its own, wanted --mode ssd or auto"),
-        (["hi", "--mode", "sd", "--fan-out", "2"], "--fan-out: is of a lane of its own, wanted --mode ssd or auto"),
-        (["hi", "--mode", "sd", "--backup-draft", "large"], "--backup-draft: is of a lane of its own"),
-        (["hi", "--mode", "sd", "--draft-threads", "1"], "--draft-threads: is of a lane of its own"),
+        (["hi", "--mode", "ar", "-k", "3"], "-k: needs a mode that speculates (--mode sd, ssd or auto)"),
+        (["hi", "--mode", "ar", "--draft", "ngram"], "--draft: needs a mode that speculates"),
+        (["hi", "--mode", "ar", "--verify", "rejection"], "--verify: needs a mode that speculates"),
+        (["hi", "--mode", "ar", "--fan-out", "2"], "--fan-out: needs a mode that speculates"),
+        (["hi", "--mode", "ar", "--branches", "8"], "--branches: needs a mode that speculates"),
+        (["hi", "--mode", "sd", "--branches", "8"], "a draft that runs beside the target (--mode ssd or auto)"),
+        (["hi", "--mode", "sd", "--fan-out", "2"], "--fan-out: needs a draft that runs beside the target"),
+        (
+            ["hi", "--mode", "sd", "--backup-draft", "large"],
+            "--backup-draft: needs a draft that runs beside the target",
+        ),
+        (["hi", "--mode", "sd", "--draft-threads", "1"], "--draft-threads: needs a draft that runs beside the target"),
+        (["hi", "--draft", "ngram", "--branches", "8"], "a draft model, which --draft ngram does without"),
+        (["hi", "--draft", "ngram", "--fan-out", "2"], "--fan-out: needs a draft model"),
+        (["hi", "--draft", "ngram", "--backup-draft", "large"], "--backup-draft: needs a draft model"),
+        (["hi", "--draft", "ngram", "--draft-threads", "1"], "--draft-threads: needs a draft model"),
+        (["hi", "--draft", "ngram", "--draft-device", "cpu"], "--draft-device: needs a draft model"),
+        (["hi", "--mode", "sd", "--draft", "ngram", "--draft-dtype", "bf16"], "--draft-dtype: needs a draft model"),
+        (["hi", "--verify", "rejection", "--branches", "8"], "--branches: needs --mode ssd"),
         (["hi", "--mode", "ssd", "--fan-out", "2", "--branches", "8"], "branches: got 8 with fan_out 2, wanted one"),
         (["hi", "--json", ""], "--json: got an empty text"),
         (["hi", "--draft", ""], "--draft: got an empty text"),
@@ -63,7 +76,7 @@ from ssd.run import read_prompts
         (["hi", "--trace", "/proc/out.json"], "--trace: cannot write /proc/out.json"),
         (["hi", "--kv-tokens", "0"], "kv_tokens: got 0"),
         (["hi" * 40, "--kv-tokens", "64"], "wanted at most 63 in a KV cache of 64"),
-        (["hi", "--threads", "0"], "threads: got 0"),
+        (["hi", "--threads", "0"], "wanted at least one thread; core 0 alone is written 0-0"),
         (["hi", "--threads", "99999"], "threads: got 99999"),
         (["hi", "--threads", "4-x"], "--threads: got '4-x'"),
         (["hi", "--target", "/no/such/folder"], "no such folder: /no/such/folder"),
@@ -94,6 +107,16 @@ def test_broken_line_of_a_prompts_file(line, message, tiny, tmp_path, capsys):
     file = tmp_path / "prompts.jsonl"
     file.write_bytes(b'{"prompt": "fine"}\n\n' + (line if isinstance(line, bytes) else line.encode()) + b"\n")
     assert message in refused(capsys, "--prompts", file, "--target", tiny)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+def test_a_prompts_file_in_any_unicode_encoding(encoding, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "größer"}\n\n{"prompt": "日本"}\n', encoding=encoding)
+    assert [prompt for _, prompt in read_prompts(str(file))] == ["größer", "日本"]
+    file.write_bytes(b'\xff\xfe{"')
+    with pytest.raises(BadInput, match="line 1: is not a JSON object|is not Unicode text"):
+        read_prompts(str(file))
 
 
 def test_prompts_file_without_a_prompt(tmp_path):

@@ -121,13 +121,15 @@ def sample(logits, temperature, top_k, top_p, min_p, seeds, positions, logprobs=
 class FakeTokenizer:
     """A tokenizer whose ids 0..255 are the bytes of UTF-8."""
 
+    eos_ids = ()
+
     def encode(self, text, add_special_tokens=True):
         return list(text.encode())
 
     def chat(self, messages):
         return "".join(f"{m['role']}:{m['content']}\n" for m in messages)
 
-    def detokenizer(self):
+    def detokenizer(self, prompt=()):
         return FakeDetokenizer()
 
 
@@ -137,6 +139,9 @@ class FakeDetokenizer:
 
     def add(self, token):
         return self._decoder.decode(bytes([token])) if token < 256 else ""
+
+    def hidden(self, token):
+        return ""
 
     def finish(self):
         return self._decoder.decode(b"", final=True)

@@ -95,7 +95,7 @@ class Sequence:
             own, likeliest = logprobs
             self.logprobs.append(own)
             self.top_logprobs.append(likeliest)
-        ends = token in eos_ids and not self.params.ignore_eos
+        ends = token in self.params.ends(eos_ids)
         piece = "" if ends else self.stream.add(token)
         full = self.num_tokens == len(self.tokens)
         if (ends or full) and not self.stream.stopped:

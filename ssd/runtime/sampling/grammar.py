@@ -1,9 +1,11 @@
 """Answers that keep to a grammar: JSON, JSON of a schema, or a regular expression, by llguidance."""
 
+import json
 from functools import lru_cache
 
 import numpy as np
 
+from .json_schema import has_finite_answer
 from .sampling_params import SamplingParams
 
 ANY_OBJECT = '{"type": "object"}'
@@ -12,7 +14,7 @@ WHITESPACE = r"[ \n\r\t]{1,20}"  # between the tokens of JSON: a model can inden
 
 class Grammars:
     """Grammars for one tokenizer. eos_ids: end-of-sequence tokens, allowed where a grammar may end; vocab: logits of a
-    row."""
+    row. The tokenizer may have more ids than that; those are never drawn."""
 
     def __init__(self, tokenizer, eos_ids: frozenset[int], vocab: int):
         self.tokenizer, self.eos_ids, self.vocab = tokenizer, eos_ids, vocab
@@ -20,8 +22,8 @@ class Grammars:
         self._compiled = lru_cache(16)(self._compile)
 
     def start(self, params: SamplingParams) -> "Mask | None":
-        """What a request asks for, None for nothing. Raises ValueError for what is no grammar or none that this model
-        can keep to, ImportError where llguidance is missing."""
+        """The grammar that a request asks for, or None. Raises ValueError for a text that is no grammar, or has no
+        finite answer, or one that this model cannot keep to, ImportError where llguidance is missing."""
         for name, text in asked_for(params).items():
             return Mask(self._compiled(name, text).deep_copy(), self.eos_ids, self.vocab)
         return None
@@ -37,21 +39,30 @@ class Grammars:
         failed, messages = matcher.validate_grammar_with_warnings(grammar, self._tokens)
         if failed:
             raise ValueError(f"{name}: got {text}, which is refused: {' '.join(messages[0].split())}")
-        return matcher(self._tokens, grammar, log_level=0)
+        if name != "regex" and not has_finite_answer(json.loads(text)):
+            raise ValueError(f"{name}: got {text}, which has no finite answer: a part that it needs contains itself")
+        start = matcher(self._tokens, grammar, log_level=0)
+        probe = start.deep_copy()
+        probe.compute_bitmask()
+        if probe.is_error():  # no token can begin an answer, and an empty one does not fit
+            raise ValueError(f"{name}: got {text}, which no answer of this model fits")
+        return start
 
     def _load(self, name: str) -> None:
-        if not self.eos_ids:
-            raise ValueError(f"{name}: wanted a model with an end-of-sequence token, to end the answer with")
+        ids = self.tokenizer.vocab_size
+        ends = sorted(token for token in self.eos_ids if token < ids)
+        if not ends:
+            raise ValueError(f"{name}: needs a model with an end-of-sequence token, to end the answer with")
         try:
             import llguidance
         except ImportError:
-            raise ImportError(f"{name}: wants the package llguidance (pip install llguidance)") from None
-        self._tokens = llguidance.LLTokenizer(self.tokenizer.json(), n_vocab=self.vocab, eos_token=sorted(self.eos_ids))
+            raise ImportError(f"{name}: needs the package llguidance (pip install llguidance)") from None
+        self._tokens = llguidance.LLTokenizer(self.tokenizer.json(), n_vocab=max(self.vocab, ids), eos_token=ends)
         self._library = llguidance
 
 
 def asked_for(params: SamplingParams) -> dict[str, str]:
-    """The field that asks for a grammar and its text."""
+    """The text of the grammar by the field that asks for it, empty without one."""
     found = {"json_object": ANY_OBJECT if params.json_object else None}
     found |= {"json_schema": params.json_schema, "regex": params.regex}
     return {name: text for name, text in found.items() if text is not None}
@@ -75,7 +86,7 @@ class Mask:
         return other
 
     def __call__(self, rows: np.ndarray, answer: np.ndarray, paths: list[list[int]]) -> None:
-        """As Penalties."""
+        """Change logits float32 [n, vocab] in place, as Penalties does."""
         self._confirm(answer)
         for row, path in zip(rows, paths, strict=True):
             state = self._state(tuple(path))

@@ -1,6 +1,7 @@
 """What requests change in the target's logits before a token is drawn. All of it is a function of the tokens before,
 so a row of a speculation is changed by the confirmed tokens and the path above it, whatever else is verified."""
 
+from collections.abc import Iterable
 from copy import deepcopy
 
 import numpy as np
@@ -66,6 +67,25 @@ class Penalties:
         if self.presence:
             x -= self.presence * (count > 0)
         rows[:, ids] = x
+
+
+class MinTokens:
+    """Keeps tokens that end an answer out of its first tokens, unless nothing else is left to draw."""
+
+    def __init__(self, least: int, ends: Iterable[int]):
+        self.least, self.ends = least, list(ends)
+
+    def copy(self) -> "MinTokens":
+        return self
+
+    def __call__(self, rows: np.ndarray, answer: np.ndarray, paths: list[list[int]]) -> None:
+        """Change logits float32 [n, vocab] in place, as Penalties does."""
+        for row, path in zip(rows, paths, strict=True):
+            if len(answer) + len(path) < self.least:
+                kept = row[self.ends]
+                row[self.ends] = -np.inf
+                if row.max() == -np.inf:
+                    row[self.ends] = kept
 
 
 def logits_processors_of(params: SamplingParams, prompt: np.ndarray, room: int) -> list:

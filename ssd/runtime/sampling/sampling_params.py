@@ -27,8 +27,11 @@ class SamplingParams:
     temperature: 0 takes the most probable token, lowest id first. The filters apply in the order top_k (0: off),
     top_p in (0, 1] (1: off), min_p in [0, 1) (0: off). seed in [0, 2^63), or None for one that the engine derives.
     n: samples of a prompt; sample 0 has the seed, sample i that of ssd.runtime.seeds.sample_seed(seed, i).
-    max_tokens: new tokens at most. stop: a string or several; the text ends before the first one to be complete.
-    ignore_eos: an end-of-sequence token is a token like any other. logprobs: keep the log-probability of each token
+    max_tokens: new tokens at most. stop: a string or several; the text ends before the first one to be complete, and a
+    special token counts as its text. stop_token_ids: further tokens that end the answer; the text ends before them.
+    ignore_eos: an end-of-sequence token is a token like any other. min_tokens: no end-of-sequence token and none of
+    stop_token_ids is drawn before so many new tokens, unless a grammar leaves nothing else, and stop strings that these
+    tokens complete are ignored. logprobs: keep the log-probability of each token
     under the raw distribution (the model's logits as they are: no grammar, nothing below, temperature 1, no filter);
     top_logprobs, 0 to 20: also those of so many most probable tokens of each position.
 
@@ -61,6 +64,8 @@ class SamplingParams:
     json_object: bool = False
     json_schema: str | dict | bool | None = None
     regex: str | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
 
     def __post_init__(self):
         check_number("temperature", self.temperature, "a finite number, at least 0", lambda x: 0 <= x < float("inf"))
@@ -68,6 +73,8 @@ class SamplingParams:
         check_number("min_p", self.min_p, "a number in [0, 1)", lambda x: 0 <= x < 1)
         check_integer("top_k", self.top_k, "0 (off) or more, below 2^31", lambda x: 0 <= x < 2**31)
         check_integer("max_tokens", self.max_tokens, "at least 1", lambda x: x >= 1)
+        least = f"0 to max_tokens, {self.max_tokens}"
+        check_integer("min_tokens", self.min_tokens, least, lambda x: 0 <= x <= self.max_tokens)
         check_integer("n", self.n, "1 to 128", lambda x: 1 <= x <= 128)
         check_integer("top_logprobs", self.top_logprobs, "0 to 20", lambda x: 0 <= x <= 20)
         for name in ("presence_penalty", "frequency_penalty"):
@@ -76,9 +83,10 @@ class SamplingParams:
         if self.seed is not None:
             check_integer("seed", self.seed, "0 <= seed < 2^63", lambda x: 0 <= x < 2**63)
         object.__setattr__(self, "stop", _texts(self.stop))
+        object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
         object.__setattr__(self, "logprobs", self.logprobs or self.top_logprobs > 0)
-        object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
-        object.__setattr__(self, "json_schema", _schema(self.json_schema))
+        object.__setattr__(self, "logit_bias", _sorted_bias(self.logit_bias))
+        object.__setattr__(self, "json_schema", _schema_text(self.json_schema))
         if not isinstance(self.regex, (str, type(None))):
             raise TypeError(f"regex: got {type(self.regex).__name__}, wanted a regular expression as a text")
         grammars = [bool(self.json_object), self.json_schema is not None, self.regex is not None]
@@ -87,9 +95,12 @@ class SamplingParams:
         if any(grammars) and self.ignore_eos:
             raise ValueError("ignore_eos: got True beside a grammar, whose answer ends where the grammar does")
 
+    def ends(self, eos_ids: frozenset[int]) -> frozenset[int]:
+        """The tokens that end an answer. eos_ids: the model's end-of-sequence tokens."""
+        return (frozenset() if self.ignore_eos else eos_ids).union(self.stop_token_ids)
 
-def _schema(schema) -> str | None:
-    """As text."""
+
+def _schema_text(schema) -> str | None:
     if schema is None:
         return None
     try:
@@ -111,8 +122,15 @@ def _texts(stop) -> tuple[str, ...]:
     return tuple(stop)
 
 
-def _bias(bias) -> Mapping[int, float] | None:
-    """By ascending id; None for none."""
+def _token_ids(ids) -> tuple[int, ...]:
+    if not isinstance(ids, (tuple, list)):
+        raise TypeError(f"stop_token_ids: got {ids!r}, wanted a tuple of token ids")
+    for token in ids:
+        check_integer("stop_token_ids", token, "token ids from 0", lambda x: x >= 0)
+    return tuple(int(token) for token in ids)
+
+
+def _sorted_bias(bias) -> Mapping[int, float] | None:
     if bias is not None and not isinstance(bias, Mapping):
         raise TypeError(f"logit_bias: got {type(bias).__name__}, wanted a mapping from token id to number")
     for token, value in (bias or {}).items():

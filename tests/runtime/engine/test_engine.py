@@ -211,6 +211,9 @@ class Pieces:
     def add(self, token):
         return token
 
+    def hidden(self, token):
+        return ""
+
     def finish(self):
         return ""
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import tiny_checkpoint
 import torch
 from draft_helpers import write_draft
 from model_helpers import one_request
@@ -148,7 +149,7 @@ def test_where_nothing_can_follow_the_answer_ends(tiny_folder, tiny_target, monk
     assert (got.token_ids, got.finish_reason, got.text) == ([EOS], "stop", "") and got.logprobs[0] > -np.inf
 
 
-def test_refused(tiny_folder, tiny_target, monkeypatch):
+def test_refused(tiny_folder, tiny_target, tmp_path, monkeypatch):
     llm = make(tiny_folder, tiny_target)
     for params, message in [
         (dict(regex="("), r"^regex: got \(, which is refused: .*unclosed group"),
@@ -168,13 +169,15 @@ def test_refused(tiny_folder, tiny_target, monkeypatch):
         with pytest.raises(TypeError, match="^[a-z_]+: got int, wanted"):
             SamplingParams(**params)
     endless = replace(tiny_target.config, eos_token_ids=())
+    without_end = tiny_checkpoint.write(tmp_path / "endless")
+    (without_end / "tokenizer_config.json").write_text("{}")
     from ssd.model.llama import Llama
 
     model = Llama(endless, tiny_target.weights, tiny_target.cos, tiny_target.sin, tiny_target.dtype)
-    with pytest.raises(ValueError, match="^regex: wanted a model with an end-of-sequence token"):
-        make(tiny_folder, model).generate("a", SamplingParams(regex="a"))
+    with pytest.raises(ValueError, match="^regex: needs a model with an end-of-sequence token"):
+        make(without_end, model).generate("a", SamplingParams(regex="a"))
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(ImportError, match="^json_object: wants the package llguidance"):
+    with pytest.raises(ImportError, match="^json_object: needs the package llguidance"):
         make(tiny_folder, tiny_target).generate("a", SamplingParams(json_object=True))
 
 
@@ -195,3 +198,53 @@ def test_two_threads(plain, tiny_folder, tiny_target):
     llm = LLM.from_model(tiny_target, Tokenizer(tiny_folder), draft=draft, mode="ssd", k=3, max_batch=3, **cores)
     assert answers(llm) == plain and llm.engine.speculator.counts.rounds > 0
     llm.close()
+
+
+SELF = {"$ref": "#"}
+ENDLESS = [
+    {"type": "object", "properties": {"x": SELF}, "required": ["x"]},
+    {"type": "object", "required": ["x"], "additionalProperties": SELF},
+    {"type": "object", "minProperties": 1, "additionalProperties": SELF},
+    {"type": "array", "items": SELF, "minItems": 1},
+    {"type": "array", "prefixItems": [{"type": "null"}], "items": SELF, "minItems": 2},
+    {"anyOf": [SELF]},
+    {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}},
+    {"type": "object", "properties": {"x": {"$ref": "#/$defs/a~1b"}}, "required": ["x"], "$defs": {"a/b": SELF}},
+    {"$id": "http://a/b", "type": "object", "properties": {"x": {"$ref": "http://a/b"}}, "required": ["x"]},
+]
+FINITE = [
+    {"type": "object", "properties": {"x": SELF}},
+    {"type": "array", "items": SELF},
+    {"properties": {"x": SELF}, "required": ["x"]},  # a number fits too
+    {"type": "object", "properties": {"next": {"anyOf": [SELF, {"type": "null"}]}}, "required": ["next"]},
+    {"type": ["object", "string"], "properties": {"x": SELF}, "required": ["x"]},
+    {"type": "object", "properties": {"x": {"enum": [1]}, "y": SELF}, "required": ["x"], "minProperties": 1},
+]
+
+
+def test_a_grammar_without_a_finite_answer_is_refused(tiny_folder, tiny_target):
+    llm = make(tiny_folder, tiny_target)
+    for schema in ENDLESS:
+        with pytest.raises(ValueError, match="^json_schema: got .* which has no finite answer") as e:
+            llm.generate("a", SamplingParams(json_schema=schema))
+        assert "\n" not in str(e.value)
+    for schema in FINITE:
+        llm.check(SamplingParams(json_schema=schema))
+    with pytest.raises(ValueError, match="^regex: got .* which no answer of this model fits"):
+        llm.check(SamplingParams(regex=r"[^\s\S]"))
+
+
+def test_a_tokenizer_with_more_ids_than_the_model(tiny_folder, tiny_target, tmp_path):
+    """Ids that the model lacks are never drawn, and ends of text that the tokenizer lacks do no harm."""
+    folder = tiny_checkpoint.write(tmp_path / "more")
+    tokenizer = Tokenizer(folder)
+    tokenizer.backend.add_tokens([f"more{i}" for i in range(40)])
+    assert tokenizer.vocab_size > VOCAB
+    model = replace(tiny_target.config, eos_token_ids=(EOS, VOCAB - 1))
+    for params, wanted in zip(PARAMS, answers(make(tiny_folder, tiny_target)), strict=True):
+        llm = LLM.from_model(tiny_target, tokenizer, threads=1)
+        (answer,) = llm.generate([PROMPTS[PARAMS.index(params) % 2]], params)
+        assert (answer.text, answer.token_ids) == wanted[:2]
+    padded = type(tiny_target)(model, tiny_target.weights, tiny_target.cos, tiny_target.sin, tiny_target.dtype)
+    (answer,) = make(tiny_folder, padded).generate("a", SamplingParams(regex="(ab)*", max_tokens=30))
+    assert re.fullmatch("(ab)*", answer.text) and answer.token_ids[-1] in (EOS, VOCAB - 1)

@@ -36,6 +36,9 @@ class Bytes:
     def add(self, token):
         return self.decoder.decode(token)
 
+    def hidden(self, token):
+        return ""
+
     def finish(self):
         return self.decoder.decode(b"", final=True)
 
