@@ -21,6 +21,7 @@ import sys
 import time
 
 from ssd.cli.command import guarded, listed, whole
+from ssd.shared_options import used
 
 from . import results
 from .workloads import check_names, workloads_of
@@ -150,7 +151,7 @@ def compare(runner: Runner, args, ids: list[list[int]]) -> dict:
         how = shape_of(c["shape"]) | {"fan_out": c.get("fan_out") or None}
         sizes, times = memory_of(c["memory"], c["batch"], lengths)
         sizes |= {"max_batch": c["batch"], "prefill_chunk": c["chunk"]}
-        llm = runner.llm(c["dtype"], sizes, mode=c["mode"], draft=draft, **how)
+        llm = runner.llm(c["dtype"], sizes, **used({"mode": c["mode"], "draft": draft, **how}))
         got = [told(a) for _ in range(times) for a in llm.generate(prompts, params)]
         different = 0
         for (n, t, _), a, b in zip(jobs * times, plain[c["dtype"]] * times, got, strict=True):

@@ -18,6 +18,7 @@ import time
 from collections import defaultdict
 
 from ssd.cli.command import guarded, listed, whole
+from ssd.shared_options import used
 from ssd.simulate.formula import theorem_7
 
 from . import results
@@ -42,7 +43,9 @@ class Runner:
             options |= {"threads": cores[:-1], "draft_threads": cores[-1:]}
         elif mode != "auto":
             options |= {"threads": cores}
-        self.llm = LLM(target, dtype, mode=mode, draft=draft, max_batch=1, max_model_len=2048, **options)
+        self.llm = LLM(
+            target, dtype, max_batch=1, max_model_len=2048, **used({"mode": mode, "draft": draft, **options})
+        )
 
     def forget(self) -> None:
         """Resets all statistics."""

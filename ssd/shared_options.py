@@ -17,11 +17,18 @@ def check_used(given: Mapping[str, object], spell: Callable[[str], str] = str) -
     wrote.
     """
     for name in given:
-        if name != "mode" and (need := _lacks(name, given, spell)):
+        if need := _lacks(name, given, spell):
             raise ValueError(f"{spell(name)}: needs {need}")
 
 
+def used(given: Mapping[str, object]) -> dict:
+    """The options without those that check_used refuses, for programs that try the same options in many modes."""
+    return {name: value for name, value in given.items() if not _lacks(name, given, str)}
+
+
 def _lacks(name: str, given: Mapping[str, object], spell: Callable[[str], str]) -> str | None:
+    if name == "mode" or name not in SPECULATION:
+        return None
     if given["mode"] == "ar":
         return f"a mode that speculates ({spell('mode')} sd, ssd or auto)"
     if name in DRAFT_MODEL + DRAFT_LANE and given.get("draft") == "ngram":

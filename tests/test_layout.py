@@ -32,11 +32,12 @@ PLAIN = {
     "cache_files": {"sampling", "devices"},
 }
 
+BASE = ("shared_options", "text_files")  # modules of ssd that import none of its packages
 # Packages of ssd, and the packages that each of them may import beside itself.
 PACKAGES = {
     "kernels": set(),
-    "model": {"kernels", "drafts"},
-    "runtime": {"model", "kernels", "drafts"},
+    "model": {"kernels", "drafts", *BASE},
+    "runtime": {"model", "kernels", "drafts", *BASE},
 }
 
 MAX_LINES = 300
@@ -139,6 +140,12 @@ def test_packages_import_only_those_below(package):
     paths = python_files(f"ssd/{package}")
     faults = [f for p in paths for f in foreign_imports(p.read_text(), module_of(p), p.name == "__init__.py")]
     assert paths and not faults, listed(faults)
+
+
+@pytest.mark.parametrize("module", BASE)
+def test_the_base_imports_no_package(module):
+    imports = imported_names((ROOT / f"ssd/{module}.py").read_text(), f"ssd.{module}")
+    assert imports and not [name for _, name in imports if name.split(".")[0] == "ssd"]
 
 
 def test_no_test_imports_a_test():

@@ -13,6 +13,7 @@ class Peer:
 
     def __init__(self, cores, target, precision, mode, **options):
         from ssd import LLM, SamplingParams
+        from ssd.shared_options import used
 
         bind(cores)
         mode, _, k = mode.partition(":")
@@ -25,7 +26,7 @@ class Peer:
         elif mode == "auto" and len(cores) > 1:  # auto divides the cores itself
             threads = None
         options["prefix_caching"] = False  # every answer is timed from the start of its prompt
-        self.llm = LLM(target, dtype=precision, mode=mode, threads=threads, **options)
+        self.llm = LLM(target, dtype=precision, threads=threads, **used({"mode": mode, **options}))
         self.params = SamplingParams
 
     def generate(self, ids: list[int], max_tokens: int) -> dict:

@@ -3,6 +3,7 @@
 import pytest
 
 from ssd.runtime.options import SpeculationOptions
+from ssd.shared_options import used
 
 
 @pytest.mark.parametrize(
@@ -23,3 +24,11 @@ def test_options_without_an_effect_are_refused(given, message):
 def test_defaults_may_be_written_out():
     SpeculationOptions(mode="ar", verify="coupled", saguaro=1.0, k=None)
     SpeculationOptions(mode="auto", draft="ngram", k=4, tree_width=2)
+
+
+@pytest.mark.parametrize("mode", ["ar", "sd", "ssd", "auto"])
+def test_a_sweep_leaves_out_what_a_mode_does_not_use(mode):
+    given = dict(mode=mode, draft="d", k=2, branches=8, threads=3)
+    kept = {"ar": {"mode", "threads"}, "sd": {"mode", "draft", "k", "threads"}}.get(mode, given.keys())
+    assert used(given).keys() == kept
+    SpeculationOptions(**{name: value for name, value in used(given).items() if name != "threads"})
