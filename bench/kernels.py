@@ -23,7 +23,7 @@ from ssd.kernels import library
 
 from . import cases, plots, results, shapes
 from .machine import cores_of, default_cores
-from .roofline import bind, buffer, cold_bytes
+from .process import bind, buffer, cold_bytes
 from .timing import REST, interleave, ratio, spread
 from .worker import Worker
 

@@ -25,7 +25,7 @@ from ssd.model.memory import Arena
 
 from . import plots, results
 from .machine import cores_of, default_cores
-from .roofline import bind, buffer, cold_bytes
+from .process import bind, buffer, cold_bytes
 from .shapes import MODELS, ROWS, Model, models
 from .timing import REST, interleave, ratio, spread
 from .worker import Worker

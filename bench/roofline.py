@@ -12,33 +12,14 @@ import torch
 
 from ssd.cli.command import guarded, listed
 from ssd.kernels import library
-from ssd.model import memory
 
 from . import results
-from .machine import cores_of, default_cores, last_level_cache
+from .machine import cores_of, default_cores
+from .process import bind, buffer, cold_bytes
 from .timing import interleave, spread
 from .worker import Worker
 
 library.load()
-
-
-def bind(cores: list[int]) -> None:
-    """Binds the threads of the kernels and of torch in this process to these cores. OpenMP itself is bound by the
-    variables of `thread_environment`."""
-    torch.set_num_threads(len(cores))
-    torch.empty(1 << 20).sum()  # torch's threads start before the caller is bound to one core
-    torch.ops.ssd.bind_threads(cores)
-
-
-def buffer(size: int) -> torch.Tensor:
-    """A tensor of at least `size` bytes on distinct pages; huge ones if the system grants them, as for weights."""
-    words = (size + 63) // 64 * 8
-    return torch.arange(words, out=memory.empty((words,), torch.int64))
-
-
-def cold_bytes() -> int:
-    """A number of bytes that no cache holds, with a margin."""
-    return max(256 << 20, 4 * last_level_cache())
 
 
 class Probe:

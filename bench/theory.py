@@ -36,7 +36,7 @@ class Runner:
     def __init__(self, cores, mode, target=None, draft=None, dtype="bf16", **options):
         from ssd import LLM
 
-        from .roofline import bind
+        from .process import bind
 
         bind(cores)
         if mode == "ssd":

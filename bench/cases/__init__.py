@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import ceil
 
-from ..roofline import cold_bytes
+from ..process import cold_bytes
 
 
 @dataclass

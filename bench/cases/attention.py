@@ -12,7 +12,7 @@ from ssd.kernels import tree_attention
 from ssd.kernels.tree_attention.cuda import tree_attention as cuda_tree_attention
 from ssd.model import memory
 
-from ..roofline import cold_bytes
+from ..process import cold_bytes
 from ..shapes import BASE, PAGE, Model, Size
 from . import Case, twice_torch
 from .attention_peers import peers, sdpa

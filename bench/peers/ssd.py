@@ -4,7 +4,7 @@ import time
 from dataclasses import asdict
 from statistics import median
 
-from ..roofline import bind
+from ..process import bind
 from . import timeline
 
 
