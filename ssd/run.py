@@ -166,7 +166,10 @@ def answer(llm, ids, params, say, show=False) -> list:
             piece = chunks[at][told]
             say(coloured(piece) if show else piece.text, end="\n" if piece.finish_reason else "")
             at, told = (at + 1, 0) if piece.finish_reason else (at, told + 1)
-    return [Output.joined(ids, own) for own in chunks]
+    outputs = [Output.joined(ids, own) for own in chunks]
+    if failed := [output.error for output in outputs if output.error]:
+        raise BadInput(failed[0])
+    return outputs
 
 
 def answer_file(llm, prompts, ids, params, say):
@@ -186,6 +189,7 @@ def answer_file(llm, prompts, ids, params, say):
                 output = done[printed]
                 line = {"prompt": prompts[printed // params.n][1], "text": output.text}
                 line |= {"finish_reason": output.finish_reason} | ({"index": output.index} if params.n > 1 else {})
+                line |= {"error": output.error} if output.error else {}
                 with bar.external_write_mode(file=sys.stdout):
                     say(json.dumps(line, ensure_ascii=False))
                 printed += 1
@@ -228,6 +232,7 @@ def write_json(args, llm, prompts, outputs, stats) -> None:
     for i, o in enumerate(outputs):
         result = {"prompt": prompts[i // args.n][1], "text": o.text, "token_ids": o.token_ids}
         result |= {"finish_reason": o.finish_reason} | ({"index": o.index} if args.n > 1 else {})
+        result |= {"error": o.error} if o.error else {}
         if o.logprobs is not None:
             result["logprobs"] = o.logprobs
         if o.top_logprobs is not None:

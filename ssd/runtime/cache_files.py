@@ -1,9 +1,21 @@
 """Files of the cache folder, and the machine and the models that they belong to."""
 
 import hashlib
+import logging
 from pathlib import Path
 
 import torch
+
+log = logging.getLogger(__name__)
+
+
+def write(path: Path, text: str) -> None:
+    """Keep a text for later runs. Where it cannot be written it is lost, and nothing else is; one line says so."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    except OSError as e:
+        log.warning("%s cannot be written (%s): later runs measure and learn anew", path, e.strerror or e)
 
 
 def cache_file(folder: Path, kind: str, *what) -> Path:

@@ -1,7 +1,7 @@
 """Makes the speculator of a mode out of its parts."""
 
+from ssd.model.cache_folder import cache_folder
 from ssd.model.draft import Draft
-from ssd.model.hub import cache_folder
 
 from .cache_files import cache_file, pair_key
 from .devices.placement import device_of, placement_of

@@ -4,7 +4,8 @@ It starts with theorem 12 of Kumar, Dao, May, arXiv 2603.03251, and follows what
 """
 
 import json
-from contextlib import suppress
+
+from ..cache_files import write
 
 RANKS = 16  # bonus tokens of one node at most
 DEPTHS = 16
@@ -43,10 +44,8 @@ class FanOut:
         return fan_out
 
     def write(self, path) -> None:
-        """Keep the tables for later runs. Where they cannot be written they are lost, and nothing else is."""
-        with suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps({"tables": self.tables}))
+        """Keep the tables for later runs."""
+        write(path, json.dumps({"tables": self.tables}))
 
     def chances(self, hit: bool, depths: list[int], parents: list[int]) -> list[float]:
         """The chance that the walk ends there, for the root and each node of a tree."""

@@ -20,57 +20,50 @@ def check_integer(name: str, value, wanted: str, ok) -> None:
         raise ValueError(f"{name}: got {value}, wanted {wanted}")
 
 
+COLDEST, HOTTEST = 1e-6, 1e6  # temperatures beside 0
+
+
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the tokens of one request are chosen and when it ends.
+    """How the tokens of one request are chosen, and when it ends. Raises ValueError or TypeError naming the field.
 
-    temperature: 0 takes the most probable token, lowest id first. The filters apply in the order top_k (0: off),
-    top_p in (0, 1] (1: off), min_p in [0, 1) (0: off). seed in [0, 2^63), or None for one that the engine derives.
-    n: samples of a prompt; sample 0 has the seed, sample i that of ssd.runtime.seeds.sample_seed(seed, i).
-    max_tokens: new tokens at most. stop: a string or several; the text ends before the first one to be complete, and a
-    special token counts as its text. stop_token_ids: further tokens that end the answer; the text ends before them.
-    ignore_eos: an end-of-sequence token is a token like any other. min_tokens: no end-of-sequence token and none of
-    stop_token_ids is drawn before so many new tokens, unless a grammar leaves nothing else, and stop strings that these
-    tokens complete are ignored. logprobs: keep the log-probability of each token
-    under the raw distribution (the model's logits as they are: no grammar, nothing below, temperature 1, no filter);
-    top_logprobs, 0 to 20: also those of so many most probable tokens of each position.
-
-    json_object: the answer is a JSON object; json_schema: JSON of that schema (its text or the object itself); regex:
-    the answer matches a regular expression, whole. One of the three, by the package llguidance; the answer ends where
-    its grammar does, or is cut by max_tokens.
-
-    What changes logits, in this order: logit_bias, {token id: number in [-100, 100]}, is added; repetition_penalty, in
-    [0.01, 100] (1: off), divides positive logits of tokens of prompt and answer by it and multiplies negative ones;
-    frequency_penalty, in [-2, 2], is subtracted once for each time that a token is in the answer, presence_penalty, in
-    [-2, 2], once if it is there at all. All are functions of the tokens before, so speculation changes nothing.
-    Raises ValueError or TypeError naming the field.
+    The filters apply in the order top_k, top_p, min_p. What changes logits applies before them, in the order
+    logit_bias, repetition_penalty, frequency_penalty, presence_penalty, grammar, min_tokens. All of it is a function of
+    the tokens before, so speculation changes nothing.
     """
 
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
-    max_tokens: int = 128
-    stop: str | tuple[str, ...] = ()
-    ignore_eos: bool = False
+    temperature: float = 0.0  # 0 takes the most probable token, lowest id first
+    top_p: float = 1.0  # in (0, 1]; 1: off
+    top_k: int = 0  # 0: off
+    min_p: float = 0.0  # in [0, 1); 0: off
+    seed: int | None = None  # in [0, 2^63); None: one that the engine derives
+    max_tokens: int = 128  # new tokens at most
+    stop: str | tuple[str, ...] = ()  # the text ends before the first one to be complete; special tokens count as text
+    ignore_eos: bool = False  # an end-of-sequence token is a token like any other
+    # the log-probability of each token under the raw distribution: the model's logits as they are, at temperature 1
     logprobs: bool = False
-    top_logprobs: int = 0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    top_logprobs: int = 0  # 0 to 20: also those of so many most probable tokens of each position
+    presence_penalty: float = 0.0  # in [-2, 2]; subtracted once if a token is in the answer at all
+    frequency_penalty: float = 0.0  # in [-2, 2]; subtracted once for each time that a token is in the answer
+    # in [0.01, 100]; divides positive logits of tokens of prompt and answer, and multiplies negative ones; 1: off
     repetition_penalty: float = 1.0
-    logit_bias: Mapping[int, float] | None = None
-    n: int = 1
-    json_object: bool = False
-    json_schema: str | dict | bool | None = None
-    regex: str | None = None
-    stop_token_ids: tuple[int, ...] = ()
+    logit_bias: Mapping[int, float] | None = None  # token id to a number in [-100, 100], which is added
+    n: int = 1  # samples of a prompt: sample 0 has the seed, sample i that of ssd.runtime.sample_seed(seed, i)
+    # one of three grammars, by the package llguidance; the answer ends where its grammar does, or is cut by max_tokens
+    json_object: bool = False  # any JSON object
+    json_schema: str | dict | bool | None = None  # JSON of that schema, which comes as its text or as the object itself
+    regex: str | None = None  # the whole answer matches this regular expression
+    stop_token_ids: tuple[int, ...] = ()  # further tokens that end the answer; the text ends before them
+    # before so many new tokens no token is drawn that ends the answer, unless a grammar leaves nothing else, and stop
+    # strings that are complete by then are ignored
     min_tokens: int = 0
 
     def __post_init__(self):
-        check_number("temperature", self.temperature, "a finite number, at least 0", lambda x: 0 <= x < float("inf"))
-        check_number("top_p", self.top_p, "a number in (0, 1]", lambda x: 0 < x <= 1)
-        check_number("min_p", self.min_p, "a number in [0, 1)", lambda x: 0 <= x < 1)
+        # the kernels compute in float32, in which these must keep their meaning
+        hot = f"0, or {COLDEST} to {HOTTEST}"
+        check_number("temperature", self.temperature, hot, lambda x: x == 0 or COLDEST <= x <= HOTTEST)
+        check_number("top_p", self.top_p, "a number in (0, 1], at least 1e-37", lambda x: 1e-37 <= x <= 1)
+        check_number("min_p", self.min_p, "a number in [0, 1), at most 1 - 1e-7", lambda x: 0 <= x <= 1 - 1e-7)
         check_integer("top_k", self.top_k, "0 (off) or more, below 2^31", lambda x: 0 <= x < 2**31)
         check_integer("max_tokens", self.max_tokens, "at least 1", lambda x: x >= 1)
         least = f"0 to max_tokens, {self.max_tokens}"

@@ -12,7 +12,7 @@ import torch
 
 from ssd.model.batch import Batch
 
-from ..cache_files import cache_file, machine, pair_key
+from ..cache_files import cache_file, machine, pair_key, write
 from ..devices.placement import placement_of
 from ..devices.threads import bind
 from ..drafting.draft_runner import DraftRows, DraftRunner
@@ -142,20 +142,21 @@ def costs_of(target, draft, together, verify, drafting, folder: Path | None) -> 
     """
     cores = (together, verify, drafting, *(str(m.device) for m in (target, draft) if m.device.type != "cpu"))
     path = folder and cache_file(folder, "costs", machine(), cores, pair_key(target, draft), draft.dtype)
-    if path and path.is_file():
-        try:
-            stored = json.loads(path.read_text())
-            costs = Costs(**{name: {int(k): float(v) for k, v in times.items()} for name, times in stored.items()})
-            if still_holds(costs, target, together):
-                return costs
-            log.info("%s no longer holds: measuring again", path)
-        except (ValueError, TypeError, AttributeError, KeyError):
-            log.info("%s cannot be read: measuring again", path)
+    costs = path and read_costs(path)
+    if costs and still_holds(costs, target, together):
+        return costs
     costs = measure(target, draft, together, verify, drafting)
     if path:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(asdict(costs)))
-        except OSError as e:
-            log.info("%s cannot be written: %s", path, e)
+        write(path, json.dumps(asdict(costs)))
     return costs
+
+
+def read_costs(path: Path) -> Costs | None:
+    try:
+        stored = json.loads(path.read_text())
+        return Costs(**{name: {int(k): float(v) for k, v in times.items()} for name, times in stored.items()})
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as e:
+        log.info("%s cannot be read (%s): measuring again", path, e)
+        return None
