@@ -221,6 +221,7 @@ def others(model: Model, rows: int) -> list[Case]:
     case("kv_copy", 2 * m.depth * rows * token, kv_copy, cache, cache, longs(rows), longs(rows))
     case("sample", 4 * rows * vocab, sample, logits, *filters)
     case("top_f", 4 * rows * vocab, top_f, logits, *filters, 4, longs(rows, 4))
+    case("top_f of a draft", 4 * rows * vocab, top_f, logits, *filters, 4)  # as the runtime calls it
     tree = (ints(2), ints(1, rows - 1), meta(1, rows - 1, dtype=torch.int8))
     case("verify_coupled", 4 * rows * vocab, verify_coupled, logits, *tree, *one)
     return made

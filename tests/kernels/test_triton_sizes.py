@@ -58,9 +58,10 @@ def sample(rows=5, vocab=9000):
     FORMS["sample"](floats(rows, vocab), *filters(rows), True)
 
 
-def top_f(rows=5, vocab=9000, f=4, excluded=3, purpose=2, ids=False):
+def top_f(rows=5, vocab=9000, f=4, excluded=3, purpose=2, ids=False, exclude=True):
     target_ids = longs(vocab) if ids else None
-    FORMS["top_f"](floats(rows, vocab), *filters(rows), f, longs(rows, excluded), target_ids, purpose)
+    excluded = longs(rows, excluded) if exclude else None
+    FORMS["top_f"](floats(rows, vocab), *filters(rows), f, excluded, target_ids, purpose)
 
 
 def verify(requests=3, nodes=6, vocab=9000):
@@ -80,7 +81,7 @@ CALLS = {  # for each kernel, its sizes that may be 1, and its other variants
     rope: ("rows group kv_heads page".split(), [{}]),
     copy: ("layers moves kv_heads dim page".split(), [{}]),
     sample: (["rows", "vocab"], [{}]),
-    top_f: ("rows vocab f excluded purpose".split(), [{}, {"ids": True}]),
+    top_f: ("rows vocab f excluded purpose".split(), [{}, {"ids": True}, {"exclude": False}]),
     verify: (["requests", "nodes", "vocab"], [{}]),
     noise: (["rows", "ids", "purpose"], [{}]),
 }

@@ -25,7 +25,7 @@ def take_best(score, inside, index):
 def top_f_kernel(
     logits, stats, cuts, temperature, seeds, positions, exclude, target_ids, best_score, best_index, vocab, logits_row,
     chunks, excluded, purpose,
-    F: tl.constexpr, IDS: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
+    F: tl.constexpr, IDS: tl.constexpr, EXCLUDE: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """The F candidates of a chunk: the index of a survivor, -2 - index of another token, -1 for none."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -39,8 +39,9 @@ def top_f_kernel(
     ids = o_v.to(tl.int64)
     if IDS:
         ids = tl.load(target_ids + o_v, mask=m_v, other=-1)
-    for e in range(0, excluded):
-        score = tl.where(ids == tl.load(exclude + row * excluded + e), float("-inf"), score)
+    if EXCLUDE:  # a loop of no rounds would be compiled all the same
+        for e in range(0, excluded):
+            score = tl.where(ids == tl.load(exclude + row * excluded + e), float("-inf"), score)
     p_out = (row * chunks + chunk) * F
     for f in range(0, F):
         index, best, survives = take_best(score, inside, o_v)
@@ -86,7 +87,7 @@ def top_f(logits, temperature, top_k, top_p, min_p, seeds, positions, f, exclude
         top_f_kernel[rows, chunks](
             logits, stats, cuts, temperature, seeds, positions, exclude, target_ids, best_score, best_index, vocab,
             logits.stride(0), chunks, 0 if exclude is None else exclude.shape[1], purpose, F=f,
-            IDS=target_ids is not None, **size, num_warps=8, enable_fp_fusion=False,
+            IDS=target_ids is not None, EXCLUDE=exclude is not None, **size, num_warps=8, enable_fp_fusion=False,
         )  # fmt: skip
         top_f_merge_kernel[(rows,)](
             stats, temperature, target_ids, best_score, best_index, ids, scores, chunks, F=f,
