@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ssd.model.kv_cache import KVCache
+from ssd.runtime import LLM
 from ssd.runtime.engine.tree import Tree
 
 EOS, OTHER_EOS, VOCABULARY = 256, 257, 258
@@ -145,3 +146,17 @@ class FakeDetokenizer:
 
     def finish(self):
         return self._decoder.decode(b"", final=True)
+
+
+def make(model=None, **options):
+    return LLM.from_model(model or FakeModel(), FakeTokenizer(), sample, **options)
+
+
+def says(text, **options):
+    """An engine that answers a prompt of one token with text, then ends the sequence."""
+    return make(FakeModel(script=list(text.encode() if isinstance(text, str) else text)), **options)
+
+
+def no_page_leaked(llm):
+    engine = llm.engine
+    return engine.allocator.num_free == engine.allocator.num_pages and not engine.scheduler.running
