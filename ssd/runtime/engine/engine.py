@@ -154,6 +154,9 @@ class Engine:
         paths, emitted = verified.path.tolist(), verified.emitted.tolist()
         for row, (part, accepted) in enumerate(zip(sampled, verified.accepted.tolist(), strict=True)):
             part.row, part.path, part.emitted = row, paths[row][:accepted], emitted[row][: accepted + 1]
+            if min(part.emitted) < 0:  # what kernels of a device draw where a row holds no number
+                at = part.sequence.num_tokens + part.emitted.index(min(part.emitted))
+                raise ValueError(f"logits: got no finite number for the token at position {at} of a request")
             params, first = part.sequence.params, first_logits[row]
             if params.logprobs:
                 rows = [first, *(first + 1 + node for node in part.path)]

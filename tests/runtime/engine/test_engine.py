@@ -4,11 +4,11 @@ import threading
 
 import pytest
 import torch
-from fakes import FakeModel, make, no_page_leaked
+from fakes import FakeModel, FakeTokenizer, make, no_page_leaked, sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssd.runtime import SamplingParams
+from ssd.runtime import LLM, SamplingParams
 from ssd.runtime.sampling.seeds import derived_seed
 
 # --- every request gets what it would have had alone ---------------------------------------------------------------
@@ -186,3 +186,24 @@ def test_steady_decoding_makes_no_new_tensors():
     assert len({id(b) for b in batches[1:]}) == 1
     assert batches[1].ids.dtype == batches[1].slots.dtype == batches[1].logit_rows.dtype == torch.int64
     assert {t.dtype for t in (batches[1].positions, batches[1].row_offsets, batches[1].page_table)} == {torch.int32}
+
+
+def test_a_row_without_numbers_ends_its_request_in_a_sentence_and_the_others_go_on():
+    """As kernels of a GPU tell it: they draw token -1, since nothing waits for the device."""
+    drawn = []
+
+    def without_numbers(logits, temperature, *arguments):
+        tokens, probs = sample(logits, temperature, *arguments)
+        drawn.append(tokens)
+        bad = (temperature == 0.5) & (len(drawn) > 3)
+        return torch.where(bad, -1, tokens), probs
+
+    llm = LLM.from_model(FakeModel(), FakeTokenizer(), without_numbers)
+    params = [SamplingParams(temperature=t, seed=1, max_tokens=8, ignore_eos=True) for t in (0.0, 0.5, 1.0)]
+    wanted = [make().generate("abc", p)[0].token_ids for p in params]
+    outputs = llm.generate(["abc"] * 3, params)
+    assert [o.finish_reason for o in outputs] == ["length", "error", "length"]
+    assert [outputs[0].token_ids, outputs[2].token_ids] == [wanted[0], wanted[2]]
+    assert outputs[1].token_ids == wanted[1][:3]
+    assert outputs[1].error == "logits: got no finite number for the token at position 6 of a request"
+    assert no_page_leaked(llm)
