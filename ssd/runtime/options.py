@@ -45,8 +45,9 @@ class SpeculationOptions:
     lockstep: bool = False  # both lanes of ssd take turns in one thread, so that the draft always finishes: for studies
 
     def __post_init__(self):
-        given = ((field, getattr(self, field.name)) for field in fields(self))
-        check_used({"mode": self.mode} | {f.name: value for f, value in given if value != f.default})
+        if self.draft == "ngram" and self.mode != "ar":
+            given = {field.name: getattr(self, field.name) for field in fields(self)}
+            check_used({f.name: given[f.name] for f in fields(self) if f.name == "mode" or given[f.name] != f.default})
         if self.mode not in MODES:
             raise ValueError(f"mode: got {self.mode!r}, wanted one of {', '.join(MODES)}")
         if self.verify not in VERIFY:

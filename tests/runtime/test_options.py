@@ -1,4 +1,4 @@
-"""Options that could change nothing beside the others are refused."""
+"""Options that could change nothing beside an n-gram draft are refused; others may be swept over modes."""
 
 import pytest
 
@@ -9,16 +9,19 @@ from ssd.shared_options import used
 @pytest.mark.parametrize(
     "given,message",
     [
-        (dict(k=3), "k: needs a mode that speculates .mode sd, ssd or auto"),
-        (dict(mode="sd", branches=8), "branches: needs a draft that runs beside the target .mode ssd or auto"),
         (dict(mode="auto", draft="ngram", fan_out=2), "fan_out: needs a draft model, which draft ngram does without"),
         (dict(mode="sd", draft="ngram", draft_dtype="int8"), "draft_dtype: needs a draft model"),
-        (dict(mode="auto", verify="rejection", backup_draft="large"), "backup_draft: needs mode ssd"),
+        (dict(mode="ssd", draft="ngram", backup_draft="large"), "backup_draft: needs a draft model"),
     ],
 )
 def test_options_without_an_effect_are_refused(given, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         SpeculationOptions(**given)
+
+
+@pytest.mark.parametrize("mode", ["ar", "sd", "ssd", "auto"])
+def test_the_same_options_may_be_given_in_every_mode(mode):
+    SpeculationOptions(mode=mode, draft="d", k=2, branches=8, backup_draft="large", draft_threads=1)
 
 
 def test_defaults_may_be_written_out():
