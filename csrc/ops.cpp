@@ -4,7 +4,7 @@
 
 TORCH_LIBRARY(ssd, m) {
   // threads and instruction set of the CPU backend
-  m.def("bind_threads(int[] cores) -> ()");
+  m.def("bind_threads(int[] cores, int shuffle=0) -> ()");  // shuffle: for tests, see cpu/pool.h
   m.def("allowed_cores() -> int[]");
   m.def("num_threads() -> int");
   m.def("set_isa(str name) -> ()");

@@ -272,14 +272,11 @@ inline void merge_task(const AttentionArgs& a, const AttentionTask& t, const flo
 }
 
 inline void attention(const AttentionArgs& a, const AttentionPlan& plan, float* partials, Team& team) {
-  for (int i = plan.bounds[team.rank]; i < plan.bounds[team.rank + 1]; ++i)
+  team.each(int64_t(plan.tasks.size()), 1, [&](int64_t i) {
     with_type(a.kv_type,
               [&](auto* null) { attention_task<std::remove_pointer_t<decltype(null)>>(a, plan.tasks[i], partials); });
-  if (plan.merges.empty()) return;
-  team.barrier();
-  int64_t i0, i1;
-  team.share(int64_t(plan.merges.size()), i0, i1);
-  for (int64_t i = i0; i < i1; ++i) merge_task(a, plan.merges[i], partials);
+  });
+  team.each(int64_t(plan.merges.size()), 1, [&](int64_t i) { merge_task(a, plan.merges[i], partials); });
 }
 
 }  // namespace SSD_ISA

@@ -36,14 +36,6 @@ AttentionPlan plan_attention(const AttentionArgs& a, int threads) {
     for (int s = 0; s < p.spans; ++s, plan.partials += p.n)
       plan.tasks.push_back({p.request, p.kv_head, p.vec, p.n, s, 1, plan.partials});
   }
-  int64_t total = 0, sum = 0;
-  for (auto& t : plan.tasks) total += int64_t(t.n + 2) * t.spans;
-  plan.bounds.assign(threads + 1, int(plan.tasks.size()));
-  plan.bounds[0] = 0;
-  for (int i = 0, r = 1; i < int(plan.tasks.size()); ++i) {
-    sum += int64_t(plan.tasks[i].n + 2) * plan.tasks[i].spans;
-    while (r < threads && sum * threads >= total * r) plan.bounds[r++] = i + 1;
-  }
   return plan;
 }
 

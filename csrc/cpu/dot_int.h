@@ -178,9 +178,7 @@ template <Format F> void quantise(const LinearArgs& a, Team& team) {
   constexpr int kGroup = group_of(F), kVectors = kGroup / 16;
   constexpr int kZero = F == Format::q4_0 ? 8 : F == Format::q4_1 ? 0 : 128;  // what sums begin with makes up for
   const int64_t n_groups = groups(a.k, F);
-  int64_t i0, i1;
-  team.share(a.rows * n_groups, i0, i1);
-  for (int64_t i = i0; i < i1; ++i) {
+  team.each(a.rows * n_groups, items_of(5 * kGroup), [&](int64_t i) {
     const int64_t r = i / n_groups, k0 = i % n_groups * kGroup;
     const int n = int(std::min<int64_t>(kGroup, a.k - k0));
     f32x16 v[kVectors], top = zero();
@@ -198,7 +196,7 @@ template <Format F> void quantise(const LinearArgs& a, Team& team) {
       for (int l = 0; l < 16; ++l) sum += q[16 * j + l] = int8_t(t[l]);
     }
     a.xs[i] = {scale, scale * float(sum), -kZero * sum};
-  }
+  });
 }
 
 }  // namespace SSD_ISA

@@ -1,5 +1,6 @@
-// The tables of CPU kernels, one per instruction set; the best that the CPU supports is chosen once. Every entry is
-// SPMD: all threads of a team call it with the same arguments.
+// The tables of CPU kernels, one per instruction set; the best that the CPU supports is chosen once. All threads of
+// a team call an entry with the same arguments, a late one when the work is done: an entry reads what is behind
+// pointers only within the items that the team shares.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -21,14 +22,17 @@ struct RmsNormArgs {  // y = (x + residual) / rms(x + residual) * weight; sum = 
   float eps;
 };
 
-struct ProbeReadArgs {  // result[rank]: XOR of the 8-byte words that the thread read
+constexpr int64_t kProbeLines = 1 << 14;  // of a part
+
+struct ProbeReadArgs {  // result[i]: XOR of the 8-byte words of part i
   const char* data;
   int64_t lines;  // of 64 bytes
   uint64_t* result;
+  int64_t parts() const { return (lines + kProbeLines - 1) / kProbeLines; }
 };
 
-struct ProbeFmaArgs {  // flops[rank]: operations done; result keeps the compiler from removing them
-  int64_t iterations;
+struct ProbeFmaArgs {  // flops[i]: operations of part i; result keeps the compiler from removing them
+  int64_t iterations, parts;
   float* result;
   double* flops;
 };
@@ -69,7 +73,7 @@ struct AttentionArgs {
 
 constexpr int kBlock = 64;  // vectors of a task at most
 
-// What each thread does in one pass over the cache. A plan serves all layers.
+// How one pass over the cache is cut. A plan serves all layers.
 // Vector v of a KV head is row v / group of its request and query head v % group of that KV head.
 struct AttentionTask {
   int32_t request, kv_head, vec, n, span, spans;
@@ -77,7 +81,6 @@ struct AttentionTask {
 };
 struct AttentionPlan {
   std::vector<AttentionTask> tasks;  // one pass over `spans` spans from `span` on
-  std::vector<int32_t> bounds;  // tasks [bounds[i], bounds[i + 1]) belong to thread i
   std::vector<AttentionTask> merges;  // ordered merges of split passes
   int64_t partials = 0;  // vectors of head_dim + 2 floats
 };

@@ -54,17 +54,12 @@ template <Format F> constexpr int panels_of(int rows) {
 }
 template <Format F> constexpr int kRowsOf = quantised(F) ? 6 : kRowTile;
 
-template <Format F> inline void linear_in(const LinearArgs& a, Team& team) {
-  if constexpr (quantised(F)) quantise<F>(a, team), team.barrier();
-  const int64_t step = a.swiglu ? 2 : 1, tiles = (a.rows + kRowsOf<F> - 1) / kRowsOf<F>;
-  int64_t b0, b1;
-  team.share(panels(a.n) / step, b0, b1);
-  const int64_t panel =
-      quantised(F) ? groups(a.k, F) * group_bytes(F) : a.k * kPanel * (F == Format::fp32 ? 4 : 2);  // bytes
+// All rows of the panels from p to end, `most` panels together; a panel has so many bytes.
+template <Format F> void linear_panels(const LinearArgs& a, int64_t panel, int64_t most, int64_t p, int64_t end) {
+  const int64_t tiles = (a.rows + kRowsOf<F> - 1) / kRowsOf<F>;
   const int64_t chunk = 64, steps = panel / chunk;  // bytes per step
-  const int64_t most = std::max<int64_t>(step, panels_of<F>(int((a.rows + tiles - 1) / tiles)));
   float y[kRowTile * 4 * kPanel];
-  for (int64_t p = b0 * step, end = b1 * step; p < end;) {
+  while (p < end) {
     const int np = int(std::min<int64_t>(end - p, most));
     for (int64_t t = 0; t < tiles; ++t) {
       const int64_t r = a.rows * t / tiles, ldy = np * kPanel;
@@ -93,6 +88,16 @@ template <Format F> inline void linear_in(const LinearArgs& a, Team& team) {
     }
     p += np;
   }
+}
+
+template <Format F> inline void linear_in(const LinearArgs& a, Team& team) {
+  if constexpr (quantised(F)) quantise<F>(a, team);
+  const int64_t step = a.swiglu ? 2 : 1, tiles = (a.rows + kRowsOf<F> - 1) / kRowsOf<F>;
+  const int64_t panel =
+      quantised(F) ? groups(a.k, F) * group_bytes(F) : a.k * kPanel * (F == Format::fp32 ? 4 : 2);  // bytes
+  const int64_t most = std::max<int64_t>(step, panels_of<F>(int((a.rows + tiles - 1) / tiles)));
+  team.share(panels(a.n) / step, most * items_of(most * panel) / step,
+             [&](int64_t first, int64_t last) { linear_panels<F>(a, panel, most, first * step, last * step); });
 }
 
 inline void linear(const LinearArgs& a, Team& team) {

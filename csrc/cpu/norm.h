@@ -26,9 +26,7 @@ SSD_INLINE void norm_row(const RmsNormArgs& a, int64_t r) {
 }
 
 inline void rms_norm(const RmsNormArgs& a, Team& team) {
-  int64_t r0, r1;
-  team.share(a.rows, r0, r1);
-  for (int64_t r = r0; r < r1; ++r) norm_row(a, r);
+  team.each(a.rows, items_of(8 * a.n), [&](int64_t r) { norm_row(a, r); });
 }
 
 }  // namespace SSD_ISA

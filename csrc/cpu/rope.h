@@ -43,13 +43,11 @@ template <class T> void rope_append_typed(const RopeArgs& a, int64_t r) {
 }
 
 inline void rope_append(const RopeArgs& a, Team& team) {
-  int64_t r0, r1;
-  team.share(a.rows, r0, r1);
-  for (int64_t r = r0; r < r1; ++r) {
+  team.each(a.rows, items_of(8 * (a.heads + 2 * a.kv_heads) * a.head_dim), [&](int64_t r) {
     if (a.kv_type == Type::f32) rope_append_typed<float>(a, r);
     else if (a.kv_type == Type::bf16) rope_append_typed<bf16>(a, r);
     else rope_append_typed<fp16>(a, r);
-  }
+  });
 }
 
 }  // namespace SSD_ISA

@@ -76,11 +76,10 @@ inline int64_t sample_row(const float* logits, int64_t n, const SamplingParams& 
 }
 
 inline void sample(const SampleArgs& a, Team& team) {
-  int64_t r0, r1;
-  team.share(a.rows, r0, r1);
-  for (int64_t r = r0; r < r1; ++r)
+  team.each(a.rows, 1, [&](int64_t r) {
     a.tokens[r] = sample_row(a.logits + r * a.stride, a.vocab, a.params, r, a.params.positions[r],
                              a.logprobs ? a.logprobs + r : nullptr);
+  });
 }
 
 // The f best tokens of one row: first those that survive the filters, then the others.
@@ -113,15 +112,11 @@ inline void top_f_row(const TopFArgs& a, int64_t row, int64_t* best, float* scor
 }
 
 inline void top_f(const TopFArgs& a, Team& team) {
-  int64_t r0, r1;
-  team.share(a.rows, r0, r1);
-  for (int64_t r = r0; r < r1; ++r) top_f_row(a, r, a.ids + r * a.f, a.scores + r * a.f);
+  team.each(a.rows, 1, [&](int64_t r) { top_f_row(a, r, a.ids + r * a.f, a.scores + r * a.f); });
 }
 
 inline void noise(const NoiseArgs& a, Team& team) {
-  int64_t r0, r1;
-  team.share(a.rows, r0, r1);
-  for (int64_t r = r0; r < r1; ++r)
+  team.each(a.rows, 1, [&](int64_t r) {
     for (int64_t i = 0; i < a.ids; i += 64) {
       u32x16 words[4];
       uint32_t t[64];
@@ -129,6 +124,7 @@ inline void noise(const NoiseArgs& a, Team& team) {
       for (int j = 0; j < 4; ++j) store_u32(t + 16 * j, words[j]);
       for (int64_t j = i; j < std::min(i + 64, a.ids); ++j) a.words[r * a.ids + j] = t[j - i];
     }
+  });
 }
 
 }  // namespace SSD_ISA

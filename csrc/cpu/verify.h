@@ -47,11 +47,10 @@ inline int64_t probs_row(const float* logits, int64_t n, const SamplingParams& s
 }
 
 inline void probs(const ProbsArgs& a, Team& team) {
-  int64_t r0, r1;
-  team.share(a.rows, r0, r1);
-  for (int64_t r = r0; r < r1; ++r)
+  team.each(a.rows, 1, [&](int64_t r) {
     if (int64_t error = probs_row(a.logits + r * a.stride, a.vocab, a.params, r, a.probs + r * a.vocab))
       a.probs[r * a.vocab] = float(error);
+  });
 }
 
 // Draws from p: the token with the greatest p / E. E >= w, so most tokens need no logarithm.
@@ -152,9 +151,7 @@ inline Step rejection_step(const VerifyArgs& a, const Walk& walk, float* logprob
 }
 
 inline void verify(const VerifyArgs& a, Team& team) {
-  int64_t b0, b1;
-  team.share(a.batch, b0, b1);
-  for (int64_t b = b0; b < b1; ++b) {
+  team.each(a.batch, 1, [&](int64_t b) {
     int nodes = a.row_offsets[b + 1] - a.row_offsets[b] - 1, node = -1;
     int8_t* path = a.path + b * a.nodes;
     int64_t* emitted = a.emitted + b * (a.nodes + 1);
@@ -170,7 +167,7 @@ inline void verify(const VerifyArgs& a, Team& team) {
       if (s.child < 0) break;
       path[depth] = int8_t(node = s.child);
     }
-  }
+  });
 }
 
 }  // namespace SSD_ISA

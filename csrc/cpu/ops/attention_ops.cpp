@@ -154,7 +154,7 @@ Tensor rope_append(const Tensor& qkv, const Tensor& cos, const Tensor& sin, cons
             ") * ", d);
   Tensor q = at::empty({qkv.size(0), heads, d}, at::kFloat);
   const auto a = ssd::rope_args(qkv, cos, sin, positions, slots, k_cache, v_cache, q, q_norm, k_norm, eps);
-  ssd::pool().run([&](ssd::Team& team) { ssd::kernels().rope_append(a, team); });
+  ssd::pool().run([a](ssd::Team& team) { ssd::kernels().rope_append(a, team); });
   return q;
 }
 
@@ -170,9 +170,11 @@ std::tuple<Tensor, Tensor> tree_attention(const Tensor& q, const Tensor& k_cache
   a.out = out.mutable_data_ptr();
   a.lse = return_lse ? lse.mutable_data_ptr<float>() : nullptr;
   auto& pool = ssd::pool();
-  const auto plan = ssd::plan_attention(a, pool.size());
+  auto plan = ssd::plan_attention(a, pool.size());
   Tensor partials = at::empty({plan.partials * (a.head_dim + 2)}, at::kFloat);
-  pool.run([&](ssd::Team& team) { ssd::kernels().attention(a, plan, partials.mutable_data_ptr<float>(), team); });
+  pool.run([a, plan = std::move(plan), parts = partials.mutable_data_ptr<float>()](ssd::Team& team) {
+    ssd::kernels().attention(a, plan, parts, team);
+  });
   return {out, lse};
 }
 

@@ -26,7 +26,7 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
                      .n = x.size(1),
                      .y_stride = x.size(1),
                      .eps = float(eps)};
-  ssd::pool().run([&](ssd::Team& team) { ssd::kernels().rms_norm(a, team); });
+  ssd::pool().run([a](ssd::Team& team) { ssd::kernels().rms_norm(a, team); });
   return y;
 }
 
@@ -44,11 +44,11 @@ std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual,
                      .n = x.size(1),
                      .y_stride = x.size(1),
                      .eps = float(eps)};
-  ssd::pool().run([&](ssd::Team& team) { ssd::kernels().rms_norm(a, team); });
+  ssd::pool().run([a](ssd::Team& team) { ssd::kernels().rms_norm(a, team); });
   return {y, sum};
 }
 
-void bind_threads(at::IntArrayRef cores) { ssd::bind({cores.begin(), cores.end()}); }
+void bind_threads(at::IntArrayRef cores, int64_t shuffle) { ssd::bind({cores.begin(), cores.end()}, shuffle); }
 std::vector<int64_t> allowed_cores() { return {ssd::allowed_cores().begin(), ssd::allowed_cores().end()}; }
 int64_t num_threads() { return ssd::pool().size(); }
 void set_isa(c10::string_view name) { ssd::set_isa(std::string(name).c_str()); }

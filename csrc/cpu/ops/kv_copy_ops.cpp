@@ -37,19 +37,19 @@ void kv_copy(const Tensor& k, const Tensor& v, const Tensor& sources, const Tens
   const auto twice = std::adjacent_find(written.begin(), written.end());
   SSD_CHECK(twice == written.end(), "targets: got slot ", *twice, " twice, wanted each at most once");
   const size_t bytes = k.size(3) * k.size(4) * k.element_size();
-  char* caches[] = {static_cast<char*>(k.mutable_data_ptr()), static_cast<char*>(v.mutable_data_ptr())};
+  char *keys = static_cast<char*>(k.mutable_data_ptr()), *values = static_cast<char*>(v.mutable_data_ptr());
   ssd::pool().run(
-      [&](ssd::Team& team) {
-        int64_t first, last;
-        team.share(2 * layers, first, last);
-        std::vector<char> held(count * bytes);
-        for (int64_t n = first; n < last; ++n) {
-          char* p = caches[n % 2] + n / 2 * slots * bytes;
-          for (int64_t i = 0; i < count; ++i)
-            if (from[i] >= 0 && to[i] >= 0) std::memcpy(&held[i * bytes], p + from[i] * bytes, bytes);
-          for (int64_t i = 0; i < count; ++i)
-            if (from[i] >= 0 && to[i] >= 0) std::memcpy(p + to[i] * bytes, &held[i * bytes], bytes);
-        }
+      [=](ssd::Team& team) {
+        team.share(2 * layers, ssd::items_of(2 * count * bytes), [&](int64_t first, int64_t last) {
+          std::vector<char> held(count * bytes);
+          for (int64_t n = first; n < last; ++n) {
+            char* p = (n % 2 ? values : keys) + n / 2 * slots * bytes;
+            for (int64_t i = 0; i < count; ++i)
+              if (from[i] >= 0 && to[i] >= 0) std::memcpy(&held[i * bytes], p + from[i] * bytes, bytes);
+            for (int64_t i = 0; i < count; ++i)
+              if (from[i] >= 0 && to[i] >= 0) std::memcpy(p + to[i] * bytes, &held[i * bytes], bytes);
+          }
+        });
       },
       2 * layers * int64_t(count * bytes) > kAlone ? 2 * layers : 1);
 }

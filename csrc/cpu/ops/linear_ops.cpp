@@ -42,16 +42,23 @@ void RowScratch::lend(LinearArgs& a) const {
   a.xq = quants.mutable_data_ptr<int8_t>(), a.xs = (RowGroup*)groups.mutable_data_ptr();
 }
 
-void embed(const at::Tensor& ids, const at::Tensor& table, float* out, Team& team) {
-  const int64_t h = table.size(1);
-  int64_t r0, r1;
-  team.share(ids.size(0), r0, r1);
-  for (int64_t r = r0; r < r1; ++r) {
-    const int64_t at = ids.const_data_ptr<int64_t>()[r] * h;
-    if (table.scalar_type() == at::kFloat) std::memcpy(out + r * h, table.const_data_ptr<float>() + at, h * 4);
+EmbedArgs embed_args(const at::Tensor& ids, const at::Tensor& table, const at::Tensor& out) {
+  return {ids.const_data_ptr<int64_t>(),
+          table.const_data_ptr(),
+          out.mutable_data_ptr<float>(),
+          ids.size(0),
+          table.size(1),
+          table.scalar_type() == at::kFloat};
+}
+
+void embed(const EmbedArgs& a, Team& team) {
+  team.each(a.rows, items_of(8 * a.h), [&](int64_t r) {
+    const int64_t at = a.ids[r] * a.h;
+    float* out = a.out + r * a.h;
+    if (a.fp32) std::memcpy(out, (const float*)a.table + at, a.h * 4);
     else
-      for (int64_t i = 0; i < h; ++i) out[r * h + i] = to_float(((const bf16*)table.const_data_ptr())[at + i]);
-  }
+      for (int64_t i = 0; i < a.h; ++i) out[i] = to_float(((const bf16*)a.table)[at + i]);
+  });
 }
 
 void check_embedding(const at::Tensor& ids, const at::Tensor& table) {
@@ -87,7 +94,7 @@ Tensor run_linear(const Tensor& x, const Tensor& packed, int64_t n, const std::o
   a.x = x.const_data_ptr<float>(), a.y = y.mutable_data_ptr<float>();
   const ssd::RowScratch scratch(ssd::quantised(a.format) ? a.rows : 0, a.k);
   scratch.lend(a);
-  ssd::pool().run([&](ssd::Team& team) { ssd::kernels().linear(a, team); });
+  ssd::pool().run([a](ssd::Team& team) { ssd::kernels().linear(a, team); });
   return y;
 }
 
@@ -103,7 +110,7 @@ Tensor linear_swiglu(const Tensor& x, const Tensor& packed, int64_t n, const std
 Tensor embedding(const Tensor& ids, const Tensor& table) {
   ssd::check_embedding(ids, table);
   Tensor y = at::empty({ids.size(0), table.size(1)}, at::kFloat);
-  ssd::pool().run([&](ssd::Team& team) { ssd::embed(ids, table, y.mutable_data_ptr<float>(), team); });
+  ssd::pool().run([a = ssd::embed_args(ids, table, y)](ssd::Team& team) { ssd::embed(a, team); });
   return y;
 }
 

@@ -18,6 +18,15 @@ struct RowScratch {  // quantised rows of at most k inputs, lent to one LinearAr
 };
 
 void check_embedding(const at::Tensor& ids, const at::Tensor& table);
-void embed(const at::Tensor& ids, const at::Tensor& table, float* out, Team& team);
+
+struct EmbedArgs {  // out = the rows `ids` of the table
+  const int64_t* ids;  // [rows]
+  const void* table;  // [V, h], fp32 or bf16
+  float* out;  // [rows, h]
+  int64_t rows, h;
+  bool fp32;
+};
+EmbedArgs embed_args(const at::Tensor& ids, const at::Tensor& table, const at::Tensor& out);
+void embed(const EmbedArgs& a, Team& team);
 
 }  // namespace ssd

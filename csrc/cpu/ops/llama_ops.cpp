@@ -1,5 +1,5 @@
-// A whole forward pass as one operator: the layer loop runs on the pool's threads, with barriers between the same
-// kernels that the single operators run, so the bits are those of their composition.
+// A whole forward pass as one operator: the layer loop runs on the pool's threads, over the same kernels that the
+// single operators run, so the bits are those of their composition.
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -160,79 +160,79 @@ Layer layer_args(const Call& c, const Buffers& b, int64_t i) {
   return l;
 }
 
-struct Pass {  // all that the threads need, checked
-  std::vector<Layer> layers;
+struct Copy {  // rows of `width` floats: row rows[i] (or i) of `from` to row i of `to`, whose rows are `stride` apart
+  float* to;
+  const float* from;
+  const int64_t* rows;
+  int64_t n, width, stride;
+  void operator()(ssd::Team& team) const {
+    team.each(n, ssd::items_of(8 * width), [this](int64_t i) {
+      std::memcpy(to + i * stride, from + (rows ? rows[i] : i) * width, width * sizeof(float));
+    });
+  }
+};
+
+struct Pass {  // all that the threads need, checked; a late one reads it when the call has returned
+  ssd::EmbedArgs embedding;
+  std::optional<Copy> hidden;
   std::optional<ssd::RmsNormArgs> hidden_norm;
+  std::vector<Layer> layers;
+  std::vector<std::pair<int64_t, Copy>> features;  // how many layers go before, and what is kept
+  Copy last;
   ssd::RmsNormArgs final_norm;
   ssd::LinearArgs head;
   ssd::AttentionPlan plan;
-  Tensor partials;
+  float* partials;
 };
 
-Pass pass_args(const Call& c, const Buffers& b, int threads) {
+Pass pass_args(const Call& c, const Buffers& b) {
+  const int64_t hidden = c.hidden();
+  float* x = b.x.mutable_data_ptr<float>();
   Pass p;
+  p.embedding = ssd::embed_args(c.ids, c.embedding, b.embedded);
+  if (c.hidden_in) {
+    p.hidden = Copy{x, c.hidden_in->const_data_ptr<float>(), nullptr, c.rows(), hidden, hidden};
+    p.hidden_norm = norm_args(*c.hidden_norm, *c.hidden_in, b.entering, c.eps, hidden);
+  }
   p.layers.reserve(c.n_layers());
   for (int64_t i = 0; i < c.n_layers(); ++i) p.layers.push_back(layer_args(c, b, i));
-  if (c.hidden_in) p.hidden_norm = norm_args(*c.hidden_norm, *c.hidden_in, b.entering, c.eps, c.hidden());
+  for (size_t f = 0; f < c.feature_layers.size(); ++f)
+    p.features.emplace_back(c.feature_layers[f], Copy{b.features.mutable_data_ptr<float>() + f * hidden, x, nullptr,
+                                                      c.rows(), hidden, b.features.size(1)});
+  p.last = {b.last.mutable_data_ptr<float>(), x, c.logit_rows.const_data_ptr<int64_t>(), c.n_logits(), hidden, hidden};
   p.final_norm = norm_args(c.norm, b.last, b.last_normed, c.eps);
   p.head = layer_linear(b, "lm_head", b.last_normed, c.lm_head, std::nullopt, b.logits, c.vocab(), false, false);
-  if (c.n_layers() && c.rows()) p.plan = ssd::plan_attention(p.layers[0].attention, threads);
-  p.partials = fresh({p.plan.partials * (c.head_dim() + 2)});
   return p;
 }
 
-// Copies the thread's share of n rows of width floats: row i from from(i) to to(i).
-template <class To, class From> void copy_rows(int64_t n, int64_t width, ssd::Team& team, To to, From from) {
-  int64_t i0, i1;
-  team.share(n, i0, i1);
-  for (int64_t i = i0; i < i1; ++i) std::memcpy(to(i), from(i), width * sizeof(float));
-}
-
-// Copies the residual stream to the features that are taken after `done` layers.
-void keep_features(const Call& c, const Buffers& b, int64_t done, ssd::Team& team) {
-  const int64_t hidden = c.hidden(), width = b.features.size(1);
-  const float* x = b.x.const_data_ptr<float>();
-  for (size_t f = 0; f < c.feature_layers.size(); ++f) {
-    if (c.feature_layers[f] != done) continue;
-    float* features = b.features.mutable_data_ptr<float>() + f * hidden;
-    copy_rows(
-        c.rows(), hidden, team, [&](int64_t i) { return features + i * width; },
-        [&](int64_t i) { return x + i * hidden; });
-  }
-}
-
 // What each thread of the pool runs.
-void run(const Call& c, const Buffers& b, const Pass& p, ssd::Team& team) {
+void run(const Pass& p, ssd::Team& team) {
   const auto& kernel = ssd::kernels();
-  const int64_t hidden = c.hidden();
-  float *x = b.x.mutable_data_ptr<float>(), *last = b.last.mutable_data_ptr<float>();
-  float* partials = p.partials.mutable_data_ptr<float>();
-  ssd::embed(c.ids, c.embedding, b.embedded.mutable_data_ptr<float>(), team);
-  if (c.hidden_in) {
-    const float* from = c.hidden_in->const_data_ptr<float>();
-    copy_rows(
-        c.rows(), hidden, team, [&](int64_t i) { return x + i * hidden; },
-        [&](int64_t i) { return from + i * hidden; });
+  auto keep_features = [&](int64_t done) {
+    for (auto& [layers, copy] : p.features)
+      if (layers == done) copy(team);
+  };
+  ssd::embed(p.embedding, team);
+  if (p.hidden) {
+    (*p.hidden)(team);
     kernel.rms_norm(*p.hidden_norm, team);
   }
-  for (int64_t i = 0; i < c.n_layers() && c.rows(); ++i) {
+  for (size_t i = 0; i < p.layers.size(); ++i) {
     const Layer& l = p.layers[i];
-    team.barrier(), kernel.rms_norm(l.attention_norm, team), keep_features(c, b, i, team);
-    team.barrier(), kernel.linear(l.qkv, team);
-    team.barrier(), kernel.rope_append(l.rope, team);
-    team.barrier(), kernel.attention(l.attention, p.plan, partials, team);
-    team.barrier(), kernel.linear(l.o, team);
-    team.barrier(), kernel.rms_norm(l.mlp_norm, team);
-    team.barrier(), kernel.linear(l.gate_up, team);
-    team.barrier(), kernel.linear(l.down, team);
+    kernel.rms_norm(l.attention_norm, team);
+    keep_features(i);
+    kernel.linear(l.qkv, team);
+    kernel.rope_append(l.rope, team);
+    kernel.attention(l.attention, p.plan, p.partials, team);
+    kernel.linear(l.o, team);
+    kernel.rms_norm(l.mlp_norm, team);
+    kernel.linear(l.gate_up, team);
+    kernel.linear(l.down, team);
   }
-  team.barrier(), keep_features(c, b, c.n_layers(), team);
-  const int64_t* rows = c.logit_rows.const_data_ptr<int64_t>();
-  copy_rows(
-      c.n_logits(), hidden, team, [&](int64_t i) { return last + i * hidden; },
-      [&](int64_t i) { return x + rows[i] * hidden; });
-  team.barrier(), kernel.rms_norm(p.final_norm, team);
-  team.barrier(), kernel.linear(p.head, team);
+  keep_features(p.layers.size());
+  p.last(team);
+  kernel.rms_norm(p.final_norm, team);
+  kernel.linear(p.head, team);
 }
 
 std::tuple<Tensor, Tensor> llama_forward(const Tensor& ids, const Tensor& positions, const Tensor& slots,
@@ -249,8 +249,11 @@ std::tuple<Tensor, Tensor> llama_forward(const Tensor& ids, const Tensor& positi
   check(c);
   const Buffers b(c);
   auto& pool = ssd::pool();
-  const Pass p = pass_args(c, b, pool.size());
-  pool.run([&](ssd::Team& team) { run(c, b, p, team); });
+  Pass p = pass_args(c, b);
+  if (c.rows() && c.n_layers()) p.plan = ssd::plan_attention(p.layers[0].attention, pool.size());
+  const Tensor partials = fresh({p.plan.partials * (c.head_dim() + 2)});
+  p.partials = partials.mutable_data_ptr<float>();
+  pool.run([p = std::move(p)](ssd::Team& team) { run(p, team); });
   return {b.logits, b.features};
 }
 

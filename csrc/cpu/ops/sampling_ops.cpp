@@ -30,7 +30,7 @@ std::tuple<Tensor, Tensor> sample(const Tensor& logits, const Tensor& temperatur
                     .params = params,
                     .tokens = tokens.mutable_data_ptr<int64_t>(),
                     .logprobs = logprobs ? scores.mutable_data_ptr<float>() : nullptr};
-  ssd::pool().run([&](ssd::Team& team) { ssd::kernels().sample(a, team); }, rows);
+  ssd::pool().run([a](ssd::Team& team) { ssd::kernels().sample(a, team); }, rows);
   for (int64_t r = 0; r < rows; ++r) ssd::check_result(a.tokens[r], r);
   return {tokens, scores};
 }
@@ -74,7 +74,7 @@ std::tuple<Tensor, Tensor> top_f(const Tensor& logits, const Tensor& temperature
                   .scores = scores.mutable_data_ptr<float>()};
   const float* t = temperature.const_data_ptr<float>();
   const int64_t work = rows * vocab * (std::any_of(t, t + rows, [](float x) { return x > 0; }) ? kNoiseCost : 1);
-  ssd::pool().run([&](ssd::Team& team) { ssd::kernels().top_f(a, team); }, work > kAlone ? rows : 1);
+  ssd::pool().run([a](ssd::Team& team) { ssd::kernels().top_f(a, team); }, work > kAlone ? rows : 1);
   for (int64_t r = 0; r < rows; ++r) ssd::check_result(a.ids[r * f], r);
   return {ids, scores};
 }
@@ -90,7 +90,7 @@ Tensor probs(const Tensor& logits, const Tensor& temperature, const Tensor& top_
                    .vocab = vocab,
                    .params = ssd::filter_params(temperature, top_k, top_p, min_p, rows),
                    .probs = p.mutable_data_ptr<float>()};
-  ssd::pool().run([&](ssd::Team& team) { ssd::kernels().probs(a, team); }, rows);
+  ssd::pool().run([a](ssd::Team& team) { ssd::kernels().probs(a, team); }, rows);
   for (int64_t r = 0; r < rows; ++r) ssd::check_result(std::min<int64_t>(a.probs[r * vocab], 0), r);
   return p;
 }
@@ -107,7 +107,7 @@ Tensor noise_words(const Tensor& seeds, const Tensor& positions, int64_t ids, in
                    .ids = ids,
                    .purpose = uint32_t(purpose),
                    .words = words.mutable_data_ptr<int64_t>()};
-  ssd::pool().run([&](ssd::Team& team) { ssd::kernels().noise(a, team); });
+  ssd::pool().run([a](ssd::Team& team) { ssd::kernels().noise(a, team); });
   return words;
 }
 

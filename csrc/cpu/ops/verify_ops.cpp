@@ -50,7 +50,7 @@ Results verify(const Tensor& logits, const Tensor& row_offsets, const Tensor& to
                     .emitted = emitted.mutable_data_ptr<int64_t>(),
                     .logprobs = logprobs ? scores.mutable_data_ptr<float>() : nullptr,
                     .accepted = accepted.mutable_data_ptr<int32_t>()};
-  ssd::pool().run([&](ssd::Team& team) { ssd::kernels().verify(a, team); }, batch);
+  ssd::pool().run([a](ssd::Team& team) { ssd::kernels().verify(a, team); }, batch);
   for (int64_t b = 0; b < batch; ++b) ssd::check_result(a.accepted[b], a.emitted[b * (nodes + 1)]);
   return {path, accepted, emitted, scores};
 }
