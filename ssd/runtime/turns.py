@@ -1,5 +1,6 @@
 """Who may work on an engine: one thread at a time, pass by pass."""
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ class Turns:
     def __init__(self, cancel: Callable[[Sequence], None]):
         self._cancel = cancel
         self._lock, self._holder = Lock(), None
+        self._process = os.getpid()
         self._given_up: deque[Sequence] = deque()
 
     def give_up(self, sequences: Iterable[Sequence]) -> None:
@@ -25,9 +27,16 @@ class Turns:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Have the engine alone. Raises RuntimeError where the calling thread has it already."""
+        """Have the engine alone. Raises RuntimeError where the calling thread has it already, and in a process that was
+        forked while another thread had it."""
         if self._holder == get_ident():
             raise RuntimeError("LLM: called from inside one of its own passes, by a signal handler, say; call it later")
+        if self._process != os.getpid():
+            if self._lock.locked():
+                raise RuntimeError(
+                    "LLM: belongs to the parent process, which forked while it was at work; make one here"
+                )
+            self._process = os.getpid()
         with self._lock:
             self._holder = get_ident()
             try:

@@ -2,12 +2,26 @@
 
 import os
 import threading
+from math import ceil
 
 import torch
 
 from ssd.kernels import library  # noqa: F401  (loads torch.ops.ssd)
 
-CORES = tuple(torch.ops.ssd.allowed_cores())  # of the process, whatever core a lane pins its thread to
+from .cpu_quota import cpu_quota
+
+ALLOWED = tuple(torch.ops.ssd.allowed_cores())  # to the process, whatever core a lane pins its thread to
+
+
+def default_cores(allowed: tuple[int, ...], quota: float | None) -> tuple[int, ...]:
+    """The cores that threads get where nothing is said. With a quota of less than `allowed` there is one for each core
+    of CPU time, and -1 stands for each: every group of processes has its quota on the same cores."""
+    return allowed if quota is None or quota > len(allowed) - 1 else (-1,) * max(1, ceil(quota))
+
+
+CORES = default_cores(ALLOWED, cpu_quota())
+# A forked process has none of OpenMP's threads, and torch would wait for them.
+os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 
 def usable_cores() -> list[int]:
@@ -27,15 +41,16 @@ def usable_cores() -> list[int]:
 def cores_of(threads: int | list[int] | None, name: str = "threads") -> list[int] | None:
     """What torch.ops.ssd.bind_threads takes: a core for each thread, -1 where the system may move it.
 
-    threads: None (the kernels' default: one for each core of the process), a number of threads, or a list of cores.
+    threads: None (one for each core of the process, within its CPU quota; the result is None for the kernels' default),
+    a number of threads, or a list of cores.
     Raises ValueError, under that name, for more threads than cores, for a core that the process may not use, and for
     one that comes twice.
     """
     if threads is None:
-        return None
+        return None if CORES == ALLOWED else list(CORES)
     if isinstance(threads, int) and not isinstance(threads, bool):
-        if not 1 <= threads <= len(CORES):
-            raise ValueError(f"{name}: got {threads}, wanted 1 to {len(CORES)}, the cores of this process")
+        if not 1 <= threads <= len(ALLOWED):
+            raise ValueError(f"{name}: got {threads}, wanted 1 to {len(ALLOWED)}, the cores of this process")
         return [-1] * threads
     cores = list(threads)
     usable = usable_cores()

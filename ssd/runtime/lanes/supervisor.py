@@ -2,6 +2,8 @@
 
 import atexit
 import logging
+import os
+import threading
 import weakref
 from collections.abc import Callable
 from time import monotonic
@@ -29,6 +31,16 @@ def end_all() -> None:
     """End every lane: a thread that still runs when the interpreter ends would end it badly."""
     for lane in list(running):
         end(lane)
+
+
+def forget_all() -> None:
+    """In a forked process: the threads are the parent's, and what they locked stays locked."""
+    for lane in list(running):
+        lane.awake = threading.Event()
+    running.clear()
+
+
+os.register_at_fork(after_in_child=forget_all)
 
 
 def let_go(lane: DraftLane) -> None:
@@ -73,6 +85,8 @@ class LaneSupervisor:
             return None
         if self.lane.error:
             return repr(self.lane.error)
+        if not self.lockstep and not self.lane.is_alive():
+            return "its thread has ended"
         if busy and not self.lockstep and monotonic() - self.lane.beat > STALLED:
             return f"no sign of life for {STALLED} s"
         return None

@@ -2,11 +2,10 @@
 find."""
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+from thread_sanitizer import compile_stress, run_stress, sanitizer  # noqa: F401  (a fixture)
 
 ROOT = Path(__file__).parents[3]
 HEADER = ROOT / "csrc" / "include" / "ssd" / "spec_cache.h"
@@ -36,7 +35,7 @@ FAULTS = {
 }
 
 
-def compile_stress(folder: Path, faults: bool) -> Path:
+def compile_lanes(folder: Path, faults: bool) -> Path:
     text = HEADER.read_text()
     for n, (right, wrong) in enumerate(FAULTS.values(), 1):
         assert text.count(right) == 1, right
@@ -47,49 +46,25 @@ def compile_stress(folder: Path, faults: bool) -> Path:
     assert n == 5
     (folder / "ssd").mkdir()
     (folder / "ssd" / "spec_cache.h").write_text(text)
-    flags = ["-std=c++20", "-O2", "-g", "-fsanitize=thread", "-pthread", "-Wall", "-Wextra", "-Werror"]
-    subprocess.run(
-        ["g++", *flags, f"-I{folder}", f"-I{ROOT / 'csrc' / 'include'}", STRESS, "-o", folder / "stress"], check=True
-    )
-    return folder / "stress"
+    return compile_stress(folder / "stress", f"-I{folder}", f"-I{ROOT / 'csrc' / 'include'}", STRESS)
 
 
-def run(binary: Path, *arguments) -> subprocess.CompletedProcess:
-    command = [binary, *map(str, arguments)]
-    env = {"TSAN_OPTIONS": "halt_on_error=1 exitcode=66 report_atomic_races=1"}
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=250)
-
-
-@pytest.fixture(scope="module")
-def sanitizer(tmp_path_factory):
-    """Skips if a program cannot be built or run under ThreadSanitizer."""
-    if not shutil.which("g++"):
-        pytest.skip("g++ is not installed: the stress test is not run")
-    folder = tmp_path_factory.mktemp("probe")
-    (folder / "probe.cpp").write_text("int main() { return 0; }\n")
-    built = subprocess.run(
-        ["g++", "-fsanitize=thread", folder / "probe.cpp", "-o", folder / "probe"], capture_output=True
-    )
-    if built.returncode or run(folder / "probe").returncode:
-        pytest.skip("ThreadSanitizer is not installed or cannot run here: the stress test is not run")
-
-
-def test_a_million_swaps(sanitizer, tmp_path):
-    done = run(compile_stress(tmp_path, faults=False), SWAPS, 0, 1)
+def test_a_million_swaps(sanitizer, tmp_path):  # noqa: F811
+    done = run_stress(compile_lanes(tmp_path, faults=False), SWAPS, 0, 1)
     assert done.returncode == 0, done.stdout + done.stderr
     rare = dict(re.findall(r"(late|skipped|mixed) (\d+)", done.stdout))
     assert all(int(n) > 0 for n in rare.values()) and len(rare) == 3, done.stdout
 
 
 @pytest.fixture(scope="module")
-def faulty(sanitizer, tmp_path_factory):
-    return compile_stress(tmp_path_factory.mktemp("faulty"), faults=True)
+def faulty(sanitizer, tmp_path_factory):  # noqa: F811
+    return compile_lanes(tmp_path_factory.mktemp("faulty"), faults=True)
 
 
 @pytest.mark.parametrize("n,name", list(enumerate(FAULTS, 1)))
 def test_planted_fault_is_found(faulty, n, name):
     for seed in range(1, 6):  # whether it shows in one run is up to the two threads
-        if (done := run(faulty, TRIES, n, seed)).returncode:
+        if (done := run_stress(faulty, TRIES, n, seed)).returncode:
             break
     assert done.returncode in (1, 66), done.stdout
     assert "INVARIANT" in done.stderr or "data race" in done.stderr
