@@ -41,6 +41,7 @@ def test_bad_input_of_a_benchmark_is_one_sentence(command, arguments, message, m
         ("bench.decode --target TINY --modes ar,sdd", "--modes: got 'sdd', wanted some of ar, sd, ssd, auto"),
         ("bench.exact --target TINY --modes sdd", "--modes: got 'sdd', wanted some of ar, sd, ssd, auto"),
         ("bench.theory --target TINY --modes sdd", "--modes: got 'sdd', wanted some of "),
+        ("bench.contention --modes sdd", "--modes: got 'sdd', wanted some of ar, sd, ssd"),
         ("bench.ngram --target TINY --data no/such/file", "--data: [Errno 2]"),
         ("bench.peers.gguf_file no/such.gguf Q8_0", "no such file: no/such.gguf"),
     ],
