@@ -10,6 +10,8 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+MOST_CORES = 4096  # of any machine; a longer list is never made
+
 
 class BadInput(Exception):
     """An error of the caller's making; its text is one sentence."""
@@ -74,6 +76,8 @@ def threads(text: str | None, name: str = "--threads") -> int | list[int] | None
         spans = [[int(end) for end in part.split("-")] for part in text.split(",")]
         if any(len(span) > 2 or span[0] > span[-1] for span in spans):
             raise ValueError
+        if (most := max(span[-1] for span in spans)) >= MOST_CORES:
+            raise BadInput(f"{name}: got core {most}, wanted cores below {MOST_CORES}")
         return [core for span in spans for core in range(span[0], span[-1] + 1)]
     except ValueError:
         raise BadInput(

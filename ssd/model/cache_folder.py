@@ -30,7 +30,7 @@ def usable(folder: Path | None) -> Path:
 def in_place_of(folder: Path | str, reason: str) -> Path:
     """A temporary folder of this user. A cache costs time only."""
     instead = Path(tempfile.gettempdir()) / f"ssd-{os.getuid()}"
-    if refused(instead) or instead.stat().st_uid != os.getuid():
+    if instead == folder or refused(instead) or instead.stat().st_uid != os.getuid():
         instead = Path(tempfile.mkdtemp(prefix="ssd-"))
     log.warning("the cache %s cannot be used (%s): %s takes its place", folder, reason, instead)
     return instead

@@ -85,6 +85,8 @@ def default_target(progress: bool = True) -> Path:
     try:
         return default_target_in(cache, progress)
     except PermissionError as e:  # a file of another user is in the way
+        if not (e.filename and Path(e.filename).is_relative_to(cache)):
+            raise
         return default_target_in(in_place_of(cache, str(e)), progress)
 
 

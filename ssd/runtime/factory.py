@@ -52,7 +52,8 @@ def load_draft(options: SpeculationOptions, target: str | None, model) -> Draft 
     if folder is None and options.mode == "auto":
         return "ngram"
     if folder is None:
-        raise ValueError(f"draft: none comes with {target}; name a folder, the id of a model, or ngram")
+        other = "" if options.mode == "ssd" else ", or ngram"
+        raise ValueError(f"draft: none comes with {target}; name a folder or the id of a model{other}")
     return Draft.load(folder, model, options.draft_dtype or DRAFT_DTYPE, options.draft_device)
 
 

@@ -6,7 +6,7 @@ target's device. verification: row offsets, tokens and parents for the sequences
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 
@@ -26,11 +26,13 @@ def verification(rule: str, sample: Callable) -> Callable[..., Verified]:
 def sample_plain(sample, plan, trees, logits, verification, sampling, placement) -> Verified:
     *arguments, logprobs = sampling
     tokens, probs = placement.get(*sample(logits, *placement.put(*arguments), logprobs))
-    n, nodes = verification.tokens.shape
-    emitted = torch.full((n, nodes + 1), -1)
-    emitted[:, 0] = tokens
-    path = torch.full((n, nodes), -1, dtype=torch.int8)
-    return Verified(path, torch.zeros(n, dtype=torch.int32), emitted, probs[:, None])
+    return Verified(*nothing_accepted(len(tokens)), tokens[:, None], probs[:, None])
+
+
+@lru_cache  # making them costs more than all else in this function
+def nothing_accepted(requests: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The accepted nodes, and their number, of requests without trees."""
+    return torch.empty(requests, 0, dtype=torch.int8), torch.zeros(requests, dtype=torch.int32)
 
 
 def verify_coupled(plan, trees, logits, verification, sampling, placement) -> Verified:

@@ -1,5 +1,6 @@
 """Whether a JSON schema has a finite answer, which a schema that requires itself below itself has not."""
 
+import re
 from collections.abc import Iterator
 from urllib.parse import unquote
 
@@ -47,6 +48,7 @@ def _ends(node, finite: set[str]) -> bool:
         return False
     if not all(_ends(part, finite) for part in node.get("allOf", ())):
         return False
+    node = _merged(node)
     if any(node.get(name) and not any(_ends(part, finite) for part in node[name]) for name in ("anyOf", "oneOf")):
         return False
     kinds = node.get("type", "any")
@@ -55,12 +57,37 @@ def _ends(node, finite: set[str]) -> bool:
     return "enum" in node or "const" in node or any(k not in shapes or shapes[k](node, finite) for k in kinds)
 
 
+def _merged(node: dict) -> dict:
+    """The schema with the type, the properties and the required names of all parts of its allOf."""
+    parts = [node, *(_merged(part) for part in node.get("allOf", ()) if isinstance(part, dict))]
+    named: dict[str, dict] = {}
+    for part in parts:
+        for name, schema in part.get("properties", {}).items():
+            named[name] = {"allOf": [named[name], schema]} if name in named else schema
+    required = [name for part in parts for name in part.get("required", ())]
+    kinds = [part["type"] for part in parts if "type" in part]
+    return node | {"properties": named, "required": required} | ({"type": kinds[0]} if kinds else {})
+
+
 def _object_ends(node: dict, finite: set[str]) -> bool:
-    named, others = node.get("properties", {}), "patternProperties" in node
-    others = others or _ends(node.get("additionalProperties", True), finite)
-    enough = others or sum(_ends(part, finite) for part in named.values()) >= node.get("minProperties", 0)
-    required = node.get("required", ())
-    return enough and all(_ends(named[name], finite) if name in named else others for name in required)
+    named, patterns = node.get("properties", {}), node.get("patternProperties", {})
+    rest = _ends(node.get("additionalProperties", True), finite)
+
+    def ends(name: str) -> bool:
+        parts = [named[name]] if name in named else []
+        parts += [part for pattern, part in patterns.items() if _matches(pattern, name)]
+        return all(_ends(part, finite) for part in parts) if parts else rest
+
+    free = rest or any(_ends(part, finite) for part in patterns.values())
+    enough = free or sum(_ends(part, finite) for part in named.values()) >= node.get("minProperties", 0)
+    return enough and all(map(ends, node.get("required", ())))
+
+
+def _matches(pattern: str, name: str) -> bool:
+    try:
+        return re.search(pattern, name) is not None
+    except re.error:  # another dialect
+        return False
 
 
 def _array_ends(node: dict, finite: set[str]) -> bool:

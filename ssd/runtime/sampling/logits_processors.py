@@ -146,8 +146,12 @@ def process_draft_logits(
     for owner, rows in groups.items():
         full = np.full((len(rows), vocab), -np.inf, np.float32)
         full[:, places] = host[rows]
-        for processor in owner.logits_processors:
-            processor(full, owner.answer, [tree.path(node) for _, tree, node in (nodes[row] for row in rows)])
+        paths = [tree.path(node) for _, tree, node in (nodes[row] for row in rows)]
+        try:
+            for processor in owner.logits_processors:
+                processor(full, owner.answer, paths)
+        except ValueError:  # the target's pass says it in a sentence, and ends the request
+            continue
         shaped = full[:, places]
         left = shaped.max(1, keepdims=True) > -np.inf
         host[rows] = np.where(left, shaped, host[rows])

@@ -75,6 +75,9 @@ class SamplingParams:
         check_number("repetition_penalty", self.repetition_penalty, "0.01 to 100", lambda x: 0.01 <= x <= 100)
         if self.seed is not None:
             check_integer("seed", self.seed, "0 <= seed < 2^63", lambda x: 0 <= x < 2**63)
+        for name in ("ignore_eos", "logprobs", "json_object"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name}: got {getattr(self, name)!r}, wanted True or False")
         object.__setattr__(self, "stop", _texts(self.stop))
         object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
         object.__setattr__(self, "logprobs", self.logprobs or self.top_logprobs > 0)
@@ -82,6 +85,8 @@ class SamplingParams:
         object.__setattr__(self, "json_schema", _schema_text(self.json_schema))
         if not isinstance(self.regex, (str, type(None))):
             raise TypeError(f"regex: got {type(self.regex).__name__}, wanted a regular expression as a text")
+        if self.regex is not None and not _is_unicode(self.regex):
+            raise ValueError(f"regex: got {self.regex!r}, wanted text without lone surrogates")
         grammars = [bool(self.json_object), self.json_schema is not None, self.regex is not None]
         if sum(grammars) > 1:
             raise ValueError("json_object, json_schema, regex: got more than one of them, wanted one")
@@ -98,12 +103,18 @@ def _schema_text(schema) -> str | None:
         return None
     try:
         value = json.loads(schema) if isinstance(schema, str) else schema
-        text = json.dumps(value)
+        text = json.dumps(value, allow_nan=False)
+        if not _is_unicode(json.dumps(value, ensure_ascii=False)):
+            raise ValueError("it holds a lone surrogate")
     except (ValueError, TypeError, RecursionError) as e:
         raise ValueError(f"json_schema: got {schema!r}, which is no JSON: {e}") from None
     if not isinstance(value, (dict, bool)):
         raise TypeError(f"json_schema: got {type(value).__name__}, wanted an object, as itself or as JSON text")
     return text
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= c <= "\udfff" for c in text)
 
 
 def _texts(stop) -> tuple[str, ...]:

@@ -138,6 +138,9 @@ class Stuck:
     def compute_bitmask(self):
         return bytes(VOCAB // 8)
 
+    def is_error(self):
+        return False
+
 
 def test_where_nothing_can_follow_the_answer_ends(tiny_folder, tiny_target, monkeypatch):
     rows = np.zeros((1, VOCAB), np.float32)
@@ -211,6 +214,9 @@ ENDLESS = [
     {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}},
     {"type": "object", "properties": {"x": {"$ref": "#/$defs/a~1b"}}, "required": ["x"], "$defs": {"a/b": SELF}},
     {"$id": "http://a/b", "type": "object", "properties": {"x": {"$ref": "http://a/b"}}, "required": ["x"]},
+    {"type": "object", "properties": {"x": SELF}, "allOf": [{"required": ["x"]}]},
+    {"allOf": [{"type": "object", "properties": {"x": SELF}}, {"type": "object", "required": ["x"]}]},
+    {"type": "object", "required": ["x"], "patternProperties": {"^x$": SELF}, "additionalProperties": False},
 ]
 FINITE = [
     {"type": "object", "properties": {"x": SELF}},
@@ -219,6 +225,8 @@ FINITE = [
     {"type": "object", "properties": {"next": {"anyOf": [SELF, {"type": "null"}]}}, "required": ["next"]},
     {"type": ["object", "string"], "properties": {"x": SELF}, "required": ["x"]},
     {"type": "object", "properties": {"x": {"enum": [1]}, "y": SELF}, "required": ["x"], "minProperties": 1},
+    {"type": "object", "properties": {"x": SELF}, "allOf": [{"required": ["y"]}]},
+    {"type": "object", "required": ["x"], "patternProperties": {"^y": SELF}},
 ]
 
 
@@ -248,3 +256,22 @@ def test_a_tokenizer_with_more_ids_than_the_model(tiny_folder, tiny_target, tmp_
     padded = type(tiny_target)(model, tiny_target.weights, tiny_target.cos, tiny_target.sin, tiny_target.dtype)
     (answer,) = make(tiny_folder, padded).generate("a", SamplingParams(regex="(ab)*", max_tokens=30))
     assert re.fullmatch("(ab)*", answer.text) and answer.token_ids[-1] in (EOS, VOCAB - 1)
+
+
+@pytest.mark.parametrize("mode", ["ar", "ssd"])
+def test_a_grammar_that_grows_too_large_ends_its_request_in_a_sentence(mode, tiny_folder, tiny_target):
+    """It is let in, since only its use shows the limit; an empty answer that does not match would be no answer."""
+    draft = None if mode == "ar" else Draft.load(tiny_folder, tiny_target, "bf16")
+    llm = LLM.from_model(tiny_target, Tokenizer(tiny_folder), draft=draft, mode=mode, threads=1)
+    plain = SamplingParams(max_tokens=12, ignore_eos=True)
+    alone = llm.generate("Hello", plain)[0].token_ids
+    large = SamplingParams(max_tokens=12, regex="(a{1000}){1000}")
+    try:
+        first, second = llm.generate(["Hello", "Hello"], [plain, large])
+    except ValueError as e:
+        assert str(e).startswith("regex: got (a{1000}){1000}")  # refused at once is as good
+    else:
+        assert (first.token_ids, second.finish_reason) == (alone, "error")
+        assert second.error.startswith("regex: cannot go on: ")
+    assert llm.generate("Hello", plain)[0].token_ids == alone
+    llm.close()

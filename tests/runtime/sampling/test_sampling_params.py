@@ -20,6 +20,34 @@ def test_numbers_that_float32_or_the_kernels_cannot_hold_are_refused_by_name(fie
         SamplingParams(**{field: value})
 
 
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("ignore_eos", "no"),
+        ("ignore_eos", None),
+        ("logprobs", 5),
+        ("logprobs", "x"),
+        ("json_object", "no"),
+        ("regex", 5),
+    ],
+)
+def test_values_of_another_type_are_refused_by_name(field, value):
+    with pytest.raises(TypeError, match=f"^{field}: got "):
+        SamplingParams(**{field: value})
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("regex", "a\ud800"), ("json_schema", '{"const": "\\ud800"}'), ("json_schema", '{"const": NaN}'),
+        ("json_schema", {"const": float("inf")}), ("json_schema", "{"),
+    ],
+)  # fmt: skip
+def test_texts_that_no_grammar_can_hold_are_refused_by_name(field, value):
+    with pytest.raises(ValueError, match=f"^{field}: got "):
+        SamplingParams(**{field: value})
+
+
 EXTREMES = [
     dict(temperature=HOTTEST), dict(temperature=COLDEST), dict(temperature=0.7, top_p=1e-37),
     dict(temperature=0.7, min_p=1 - 1e-7), dict(temperature=HOTTEST, top_p=1e-37, min_p=1 - 1e-7, top_k=2**31 - 1),

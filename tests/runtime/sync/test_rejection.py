@@ -113,6 +113,9 @@ class Steps:
             self.last, taken = tokens[taken], taken + 1
         return taken
 
+    def is_error(self):
+        return False
+
     def compute_bitmask(self):
         return bytes([sum(1 << t for t in range(VOCAB) if t not in self.refused())])
 
