@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from urllib.parse import unquote
+from urllib.parse import unquote, urljoin
 
 
 def has_finite_answer(schema: dict | bool) -> bool:
@@ -30,6 +30,9 @@ def _nodes(value) -> Iterator[dict]:
 
 def _pointed(schema, ref: str):
     """The target of a pointer such as #/$defs/a; True for another kind of reference."""
+    base = schema.get("$id", "") if isinstance(schema, dict) else ""
+    if isinstance(base, str) and base and urljoin(base, ref).startswith(base.partition("#")[0] + "#"):
+        ref = "#" + urljoin(base, ref).partition("#")[2]
     if not ref.startswith("#"):
         return True
     for part in unquote(ref[1:]).split("/")[1:]:

@@ -214,6 +214,11 @@ ENDLESS = [
     {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}},
     {"type": "object", "properties": {"x": {"$ref": "#/$defs/a~1b"}}, "required": ["x"], "$defs": {"a/b": SELF}},
     {"$id": "http://a/b", "type": "object", "properties": {"x": {"$ref": "http://a/b"}}, "required": ["x"]},
+    {
+        "$id": "http://a/b",
+        "$ref": "#/$defs/t",
+        "$defs": {"t": {"type": "object", "properties": {"x": {"$ref": "b#/$defs/t"}}, "required": ["x"]}},
+    },
     {"type": "object", "properties": {"x": SELF}, "allOf": [{"required": ["x"]}]},
     {"allOf": [{"type": "object", "properties": {"x": SELF}}, {"type": "object", "required": ["x"]}]},
     {"type": "object", "required": ["x"], "patternProperties": {"^x$": SELF}, "additionalProperties": False},
