@@ -21,12 +21,13 @@ def test_options_without_an_effect_are_refused(given, message):
 
 @pytest.mark.parametrize("mode", ["ar", "sd", "ssd", "auto"])
 def test_the_same_options_may_be_given_in_every_mode(mode):
-    SpeculationOptions(mode=mode, draft="d", k=2, branches=8, backup_draft="large", draft_threads=1)
+    options = SpeculationOptions(mode=mode, draft="d", k=2, branches=8, backup_draft="large", draft_threads=1)
+    assert (options.mode, options.outcomes) == (mode, 8)
 
 
 def test_defaults_may_be_written_out():
-    SpeculationOptions(mode="ar", verify="coupled", saguaro=1.0, k=None)
-    SpeculationOptions(mode="auto", draft="ngram", k=4, tree_width=2)
+    assert SpeculationOptions(mode="ar", verify="coupled", saguaro=1.0, k=None) == SpeculationOptions()
+    assert SpeculationOptions(mode="auto", draft="ngram", k=4, tree_width=2).nodes == 8
 
 
 @pytest.mark.parametrize("mode", ["ar", "sd", "ssd", "auto"])

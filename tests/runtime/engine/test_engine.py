@@ -189,7 +189,7 @@ def test_steady_decoding_makes_no_new_tensors():
 
 
 def test_a_row_without_numbers_ends_its_request_in_a_sentence_and_the_others_go_on():
-    """As kernels of a GPU tell it: they draw token -1, since nothing waits for the device."""
+    """Kernels of a GPU draw token -1 there, since nothing waits for the device."""
     drawn = []
 
     def without_numbers(logits, temperature, *arguments):

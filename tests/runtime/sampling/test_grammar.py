@@ -265,7 +265,7 @@ def test_a_tokenizer_with_more_ids_than_the_model(tiny_folder, tiny_target, tmp_
 
 @pytest.mark.parametrize("mode", ["ar", "ssd"])
 def test_a_grammar_that_grows_too_large_ends_its_request_in_a_sentence(mode, tiny_folder, tiny_target):
-    """It is let in, since only its use shows the limit; an empty answer that does not match would be no answer."""
+    """Only its use shows the limit, so such a grammar is let in. An empty answer that does not match is none."""
     draft = None if mode == "ar" else Draft.load(tiny_folder, tiny_target, "bf16")
     llm = LLM.from_model(tiny_target, Tokenizer(tiny_folder), draft=draft, mode=mode, threads=1)
     plain = SamplingParams(max_tokens=12, ignore_eos=True)
