@@ -138,6 +138,20 @@ print(next(stream).token_ids is not None)
     assert (run.returncode, run.stdout, run.stderr) == (0, "True\n", "")
 
 
+@pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
+def test_the_interpreter_ends_after_a_lane_whose_pass_takes_long(tiny_folder):
+    script = f"""
+import time
+from ssd import LLM
+from ssd.runtime.lanes.draft_lane import DraftLane
+DraftLane.step = lambda lane: [lane.cache.wait_outcomes(lane.slots, lane.seen, 1000) for _ in range(2500)]
+llm = LLM({str(tiny_folder)!r}, mode="ssd", draft={str(tiny_folder)!r}, max_batch=1)
+time.sleep(0.2)  # the lane is in its pass
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, cwd=os.getcwd())
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_memory_of_a_long_run_stays_flat(mode, tiny_folder, tiny_target):
     """Python's own memory; every miss of this lane is answered by a retry, and every round is counted."""

@@ -14,23 +14,26 @@ from .speculation_cache import SpeculationCache
 log = logging.getLogger(__name__)
 STALLED = 0.8  # seconds without a sign of life
 FAILURES = 3  # then decoding goes on without a draft lane
-
+FAREWELL = 30.0  # seconds for lanes to end in when the interpreter does
 
 running: weakref.WeakSet[DraftLane] = weakref.WeakSet()  # lanes with a thread
 
 
-def end(lane: DraftLane) -> None:
-    """Stop a draft lane and wait for it."""
-    lane.stop()
-    if lane.is_alive():
-        lane.join(1.0)
+def end(lanes: list[DraftLane], seconds: float) -> None:
+    """Stop draft lanes and wait for them, for so many seconds in all."""
+    for lane in lanes:
+        lane.stop()
+    until = monotonic() + seconds
+    for lane in lanes:
+        if lane.is_alive():
+            lane.join(max(0.0, until - monotonic()))
 
 
 @atexit.register
 def end_all() -> None:
-    """End every lane: a thread that still runs when the interpreter ends would end it badly."""
-    for lane in list(running):
-        end(lane)
+    """End every lane. A thread that comes back from an operator when the interpreter has ended aborts the process, so
+    this waits much longer than any pass takes on a busy machine."""
+    end(list(running), FAREWELL)
 
 
 def forget_all() -> None:
@@ -129,5 +132,5 @@ class LaneSupervisor:
     def close(self) -> None:
         """Stop the lane."""
         if self.lane:
-            end(self.lane)
+            end([self.lane], 1.0)
             self.lane = None
