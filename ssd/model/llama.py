@@ -71,6 +71,11 @@ class Llama:
     def device(self) -> torch.device:
         return self.cos.device
 
+    def tensors(self) -> list[torch.Tensor]:
+        """Every tensor of the model."""
+        w = self.weights
+        return [t for t in (*self.flat, w.embedding, w.norm, w.lm_head, self.cos, self.sin) if t.numel()]
+
     @property
     def weight_bytes(self) -> int:
         """The bytes of weights that a pass of a few rows reads."""

@@ -5,6 +5,7 @@ come down in another. So any pair goes together: two sets of cores, two GPUs, tw
 target and cores for the draft.
 """
 
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import fields
 
@@ -16,6 +17,7 @@ from ssd.model.batch import Batch
 from .threads import bind
 
 ALIGNED = 16  # bytes
+DEVICES = ("cpu", "cuda")
 
 
 def device_of(name: str, argument: str = "device") -> torch.device:
@@ -24,33 +26,43 @@ def device_of(name: str, argument: str = "device") -> torch.device:
         device = torch.device(name)
     except (RuntimeError, TypeError):
         device = None
-    if device is None or device.type not in ("cpu", "cuda"):
+    if device is None or device.type not in DEVICES:
         raise ValueError(f"{argument}: got {name!r}, wanted cpu, cuda, or cuda:N")
-    count = torch.cuda.device_count() if device.type == "cuda" else 1
+    count = 1 if device.type == "cpu" else torch.get_device_module(device).device_count()
     if (device.index or 0) >= count:
         raise ValueError(f"{argument}: got {name!r}, but this torch sees {count} GPUs")
     return device
 
 
 class Placement:
-    """The place of a lane. device: where its model is; cores: those of its thread on the CPU, as bind takes them."""
+    """The place of a lane. device: where its model is; cores: those of its thread on the CPU, as bind takes them.
+
+    The lane's stream comes after what the calling thread has queued on the device: weights, for instance.
+    """
 
     def __init__(self, device: torch.device | str = "cpu", cores: list[int] | None = None):
         self.device, self.cores = torch.device(device), cores
         self.remote = self.device.type != "cpu"
-        self._stream = torch.cuda.Stream(self.device) if self.remote else None
+        self._api = torch.get_device_module(self.device) if self.remote else None
+        self._stream = self._api.Stream(self.device) if self.remote else None
+        if self.remote:
+            self._stream.wait_stream(self._api.current_stream(self.device))
+
+    def reads(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Keep the memory of tensors that another stream made until this one is done with them, when they are freed."""
+        for t in tensors if self.remote else ():
+            t.record_stream(self._stream)
 
     def enter(self) -> None:
         """Make the calling thread the lane's."""
         if self.remote:
-            torch.cuda.synchronize(self.device)  # weights and caches were made on another stream
-            torch.cuda.set_device(self.device)
+            self._api.set_device(self.device)
         else:
             bind(self.cores)
 
     def stream(self):
         """A context in which work is queued on the lane's stream."""
-        return torch.cuda.stream(self._stream) if self.remote else nullcontext()
+        return self._api.stream(self._stream) if self.remote else nullcontext()
 
     def put(self, *tensors: torch.Tensor | None) -> tuple:
         """Bring host tensors to the device in one transfer; on the CPU they stay as they are."""
@@ -76,7 +88,7 @@ class Placement:
         if not self.remote:
             return tensors
         found = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True) for t in tensors]
-        torch.cuda.current_stream(self.device).synchronize()
+        self._api.current_stream(self.device).synchronize()
         return tuple(found)
 
     def take(self, rows: torch.Tensor, index: list[int]) -> torch.Tensor:
@@ -99,7 +111,10 @@ def array(values, dtype=np.int64) -> torch.Tensor:
 
 def placement_of(model, cores: list[int] | None = None) -> Placement:
     """Where a lane computes with a model; a model that names no device is on the CPU."""
-    return Placement(getattr(model, "device", "cpu"), cores)
+    placement = Placement(getattr(model, "device", "cpu"), cores)
+    if placement.remote:
+        placement.reads(model.tensors())
+    return placement
 
 
 CPU = Placement()

@@ -48,7 +48,8 @@ class DraftRunner:
         self.draft, self.placement = draft, placement
         self.max_len = min(max_len, len(draft.cos))
         pages = -(-(self.max_len + nodes) // page_size)
-        self.kv = draft.new_kv_cache(max_batch * pages, page_size)
+        with placement.stream():
+            self.kv = draft.new_kv_cache(max_batch * pages, page_size)
         self.page_table = np.arange(max_batch * pages, dtype=np.int32).reshape(max_batch, pages)
         self.room = pages * page_size  # indices of a slot, which lie side by side
         self.own = (draft.config.num_layers,) if draft.feature_layers else ()  # its hidden states that enter again

@@ -41,7 +41,8 @@ class Engine:
         pages = -(-kv_tokens // page_size) + max_batch * spare
         self.model, self.eos_ids, self.placement = model, frozenset(eos_ids), placement
         self.speculator, self.rule, self.verify = speculator, rule, verification(rule, sample)
-        self.kv = model.new_kv_cache(pages, page_size)
+        with placement.stream():
+            self.kv = model.new_kv_cache(pages, page_size)
         self.allocator = BlockAllocator(pages)
         self.scheduler = Scheduler(self.allocator, page_size, max_batch, prefill_chunk, nodes, prefix_caching)
         self.features = Features(self.speculator.layers, pages * page_size)

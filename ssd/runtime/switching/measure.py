@@ -38,8 +38,9 @@ class TargetTimer:
     def __init__(self, model):
         prefix = prefix_of(model)
         self.model, self.placement = model, placement_of(model)
-        self.kv = model.new_kv_cache(-(-(prefix + max(ROWS)) // 16))
-        self.kv.k.zero_(), self.kv.v.zero_()
+        with self.placement.stream():
+            self.kv = model.new_kv_cache(-(-(prefix + max(ROWS)) // 16))
+            self.kv.k.zero_(), self.kv.v.zero_()
         self.batches = {n: Batch.chain([0] * n, prefix, self.kv.page_size) for n in ROWS}
 
     def _pass(self, rows: int) -> None:
@@ -58,7 +59,8 @@ class DraftTimer:
         self.prefix, width = prefix_of(draft), draft.config.hidden_size
         size = {"max_len": self.prefix + max(ROWS), "nodes": max(ROWS)}
         self.runner = DraftRunner(draft, max_batch=1, **size, placement=placement_of(draft))
-        self.runner.kv.k.zero_(), self.runner.kv.v.zero_()
+        with self.runner.placement.stream():
+            self.runner.kv.k.zero_(), self.runner.kv.v.zero_()
         self.hidden = {n: torch.ones(n, width) if draft.feature_layers else None for n in ROWS}
         self.asker = SimpleNamespace(params=SamplingParams(temperature=1.0), seed=0)
 
