@@ -6,12 +6,13 @@ import gguf
 import numpy as np
 from gguf import GGUFValueType as Type
 
+from ssd.model.checkpoint import Checkpoint
 from ssd.model.config import LlamaConfig
 from ssd.model.families import family_of
 from ssd.model.gguf.config import ARCHITECTURES
 from ssd.model.gguf.weights import LAYER_TENSORS, OTHER_TENSORS
 from ssd.model.values import read_json
-from ssd.model.weights import Checkpoint, tensor_shapes
+from ssd.model.weights import tensor_shapes
 
 from .gguf_file import copied, write
 

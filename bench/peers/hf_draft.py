@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from ssd.cli.command import guarded
 from ssd.distill.config import save_json
 from ssd.model import resolve
+from ssd.model.checkpoint import Checkpoint
 from ssd.model.values import read_json
-from ssd.model.weights import Checkpoint
 
 EMBEDDING = "model.embed_tokens.weight"
 

@@ -125,7 +125,7 @@ static __global__ void __launch_bounds__(32) verify_swap_kernel(const VerifySwap
   const int64_t from = c.branch_at(slab, slot, max(hit.branch, 0)) * nodes;
   __syncwarp();
   if (lane == 0 && hit.branch >= 0) {
-    exchange(c.active + slot, uint32_t(slab));
+    store_release(c.active + slot, uint32_t(slab));
     a.branch[b] = hit.branch, a.taken[b] = taken, a.kind[b] = c.kind[c.in_slab(slab, slot)];
   }
 

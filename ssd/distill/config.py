@@ -6,10 +6,11 @@ from pathlib import Path
 
 import torch
 
+from ssd.model.checkpoint import Checkpoint
 from ssd.model.config import LlamaConfig
 from ssd.model.families import FAMILIES
 from ssd.model.values import read_json
-from ssd.model.weights import Checkpoint, tensor_shapes
+from ssd.model.weights import tensor_shapes
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,11 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from ssd.model.checkpoint import Checkpoint
 from ssd.model.config import LlamaConfig
 from ssd.model.rope import rope_tables
-from ssd.model.weights import Checkpoint, LayerWeights, tensor_shapes
+from ssd.model.source import ring_to
+from ssd.model.weights import LayerWeights, tensor_shapes
 from ssd.runtime.devices.placement import device_of
 
 from .data import TOP, encode_nlp
@@ -55,7 +57,7 @@ class Target:
         self.features = tuple(features)
         self.dtype = dtype
         self.device = device_of(str(device))
-        checkpoint = Checkpoint(folder)
+        checkpoint = Checkpoint(folder, ring=ring_to(self.device))
         shapes = tensor_shapes(c)
         for name, shape in shapes.items():
             checkpoint.check(name, shape)
@@ -64,10 +66,10 @@ class Target:
             return checkpoint.tensor(name, shapes[name])
 
         def matrix(*names):
-            return torch.cat([get(n).to(self.device, dtype) for n in names]) if names[0] in shapes else None
+            return torch.cat([get(n).to(dtype) for n in names]) if names[0] in shapes else None
 
         def vector(name):
-            return get(name).to(self.device, torch.float32, copy=True) if name in shapes else None
+            return get(name).to(torch.float32, copy=True) if name in shapes else None
 
         self.embedding = matrix("model.embed_tokens.weight")
         self.norm = vector("model.norm.weight")
@@ -83,6 +85,7 @@ class Target:
             norms |= dict(q_norm="self_attn.q_norm", k_norm="self_attn.k_norm")
             norms = {n: vector(f"{p}{x}.weight") for n, x in norms.items()}
             self.layers.append(LayerWeights(**products, **norms))  # plain: nothing packed, gate before up
+        checkpoint.check_values()
         self.cos, self.sin = (t.to(self.device) for t in rope_tables(c))
 
     def forward(self, ids, positions, mask, cache=None, at=0):

@@ -8,12 +8,13 @@ from pathlib import Path
 import torch
 
 from .. import kernels
+from .checkpoint import Checkpoint
 from .config import LlamaConfig
 from .llama import Llama
 from .rope import rope_tables
-from .source import checked_dtype, open_model, packing
+from .source import checked_dtype, open_model, packing, ring_to
 from .values import read_json
-from .weights import Checkpoint, load_weights, tensor_shapes
+from .weights import load_weights, tensor_shapes
 
 EAGLE3 = "LlamaForCausalLMEagle3"
 PADDING = 1024  # vocabularies of models with one tokenizer may differ by so many rows
@@ -50,9 +51,9 @@ class Draft(Llama):
         eagle = raw.get("architectures") == [EAGLE3]
         if eagle:
             config = LlamaConfig.from_dict(raw | {"architectures": None, "model_type": "llama"})
-            checkpoint = Checkpoint(folder, llama_name)
+            checkpoint = Checkpoint(folder, llama_name, ring_to(device))
         else:
-            config, checkpoint = open_model(folder, dtype)
+            config, checkpoint = open_model(folder, dtype, device)
         fewer = wide.vocab_size - config.vocab_size
         if not 0 <= fewer <= PADDING:
             raise ValueError(
@@ -73,14 +74,12 @@ class Draft(Llama):
             embedding = target.weights.embedding.to(device, embedding_dtype)
             shapes.pop(EMBEDDING)
 
-        pack, pack_head = packing(dtype, device)
-        weights = load_weights(config, checkpoint, pack, embedding_dtype, shapes, embedding, pack_head)
+        pack, pack_head = packing(dtype)
+        norm_dtype = torch.float32 if device.type == "cpu" else embedding_dtype
+        weights = load_weights(config, checkpoint, pack, embedding_dtype, shapes, embedding, pack_head, norm_dtype)
         if embedding is None and fewer:
             weights.embedding = torch.nn.functional.pad(weights.embedding, (0, 0, 0, fewer))
         config = replace(config, vocab_size=wide.vocab_size)
-        norm_dtype = torch.float32 if device.type == "cpu" else embedding_dtype
-        if device.type != "cpu":
-            weights.move(device, norm_dtype)
         positions = min(len(target.cos), config.max_positions)  # the draft proposes nothing beyond its own context
         draft = cls(config, weights, *(t.to(device) for t in rope_tables(config, positions)), dtype)
         draft.folder = folder
@@ -93,9 +92,10 @@ class Draft(Llama):
             draft.ids = draft.ids.to(device)
         draft.fc = None
         if layers:
-            draft.hidden_norm = checkpoint.tensor(HIDDEN_NORM, shapes[HIDDEN_NORM]).to(device, norm_dtype)
+            draft.hidden_norm = checkpoint.tensor(HIDDEN_NORM, shapes[HIDDEN_NORM]).to(norm_dtype)
             if FC in shapes:
                 draft.fc = pack(checkpoint.tensor(FC, shapes[FC]).float().contiguous())
+        checkpoint.check_values()
         return draft
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:

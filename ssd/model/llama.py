@@ -57,12 +57,12 @@ class Llama:
         if flash_prefill and dtype == "fp32":
             raise ValueError("flash_prefill: got dtype 'fp32', wanted bf16 or int8, whose KV cache has 16 bits")
         call = flash.function(device) if flash_prefill else None
-        config, checkpoint = open_model(source, dtype)
+        config, checkpoint = open_model(source, dtype, device)
         embedding_dtype = torch.float32 if dtype == "fp32" else torch.bfloat16
-        pack, pack_head = packing(dtype, device)
-        weights = load_weights(config, checkpoint, pack, embedding_dtype, pack_head=pack_head)
-        if device.type != "cpu":
-            weights.move(device, embedding_dtype)
+        pack, pack_head = packing(dtype)
+        norm_dtype = torch.float32 if device.type == "cpu" else embedding_dtype
+        weights = load_weights(config, checkpoint, pack, embedding_dtype, pack_head=pack_head, norm_dtype=norm_dtype)
+        checkpoint.check_values()
         model = cls(config, weights, *(t.to(device) for t in rope_tables(config, max_positions)), dtype)
         model.flash_attn = call
         return model

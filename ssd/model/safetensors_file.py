@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from .ring import Ring
+
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 ITEM_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
 
@@ -49,12 +51,28 @@ class SafetensorsFile:
     def shape(self, name: str) -> list[int]:
         return self.entries[name]["shape"]
 
-    def read(self, name: str, dtypes: dict[str, torch.dtype] = DTYPES) -> torch.Tensor:
-        """A tensor on its own private mapping of the file. Raises ValueError on a dtype that is not in dtypes."""
+    def _entry(self, name: str, dtypes: dict[str, torch.dtype]) -> tuple[torch.dtype, list[int], int, int]:
+        """dtype, shape, first byte and the one after the last. Raises ValueError on a dtype that is not in dtypes."""
         stored, shape, (begin, end) = (self.entries[name][k] for k in ("dtype", "shape", "data_offsets"))
         if stored not in dtypes:
             raise ValueError(f"tensor {name} in {self.path}: dtype {stored}, wanted one of {', '.join(dtypes)}")
-        dtype = dtypes[stored]
+        return dtypes[stored], shape, begin, end
+
+    def send(self, name: str, ring: Ring) -> torch.Tensor:
+        """A tensor on the device of a ring, its bytes as stored. Raises ValueError as `read` does."""
+        dtype, shape, begin, _ = self._entry(name, DTYPES)
+        with open(self.path, "rb") as f:
+            f.seek(self.start + begin)
+
+            def fill(part):
+                if f.readinto(part) < len(part):
+                    raise ValueError(f"{self.path} became shorter while it was read")
+
+            return ring.send(shape, dtype, fill)
+
+    def read(self, name: str, dtypes: dict[str, torch.dtype] = DTYPES) -> torch.Tensor:
+        """A tensor on its own private mapping of the file. Raises ValueError on a dtype that is not in dtypes."""
+        dtype, shape, begin, end = self._entry(name, dtypes)
         if begin == end:
             return torch.empty(shape, dtype=dtype)
         skip = (self.start + begin) % mmap.ALLOCATIONGRANULARITY

@@ -7,9 +7,10 @@ import torch
 
 from .. import kernels
 from ..shared_options import DTYPES
+from .checkpoint import Checkpoint
 from .config import LlamaConfig
 from .hub import is_gguf
-from .weights import Checkpoint
+from .ring import Ring
 
 FORMATS = {18: "q4_0", 20: "q4_1", 34: "q8_0"}  # formats of GGUF files by the bytes of a block
 
@@ -33,8 +34,14 @@ def checked_dtype(source: str | Path, dtype: str | None, device: torch.device) -
     return dtype
 
 
-def open_model(source: str | Path, dtype: str) -> tuple[LlamaConfig, Checkpoint]:
-    """Configuration and weights. With q4 the blocks of a GGUF file of four bits are kept, also of one in the folder.
+def ring_to(device: torch.device) -> Ring | None:
+    """What sends weights to a device; None for the CPU, where they are read in place."""
+    return None if device.type == "cpu" else Ring(device)
+
+
+def open_model(source: str | Path, dtype: str, device: torch.device) -> tuple[LlamaConfig, Checkpoint]:
+    """Configuration, and weights for a device. With q4 the blocks of a GGUF file of four bits are kept, also of one in
+    the folder.
 
     Raises ValueError as LlamaConfig.from_folder and Checkpoint do, for a GGUF file as GGUFFile and llama_config do.
     """
@@ -45,7 +52,8 @@ def open_model(source: str | Path, dtype: str) -> tuple[LlamaConfig, Checkpoint]
 
         file = GGUFFile(source)
         config = llama_config(file)
-        return config, GGUFCheckpoint(file, config, dtype == "q4" and config.head_dim == config.padded_head_dim)
+        keep = dtype == "q4" and config.head_dim == config.padded_head_dim
+        return config, GGUFCheckpoint(file, config, keep, ring_to(device))
     config = LlamaConfig.from_folder(source)
     if dtype == "q4" and config.head_dim == config.padded_head_dim:  # blocks cannot be padded
         from .gguf.file import GGUFFile
@@ -54,14 +62,14 @@ def open_model(source: str | Path, dtype: str) -> tuple[LlamaConfig, Checkpoint]
         files = [file for path in sorted(Path(source).glob("*.gguf")) if mostly_four_bits(file := GGUFFile(path))]
         if len(files) == 1:
             return config, GGUFCheckpoint(files[0], config, True)
-    return config, Checkpoint(source)
+    return config, Checkpoint(source, ring=ring_to(device))
 
 
-def packing(dtype: str, device: torch.device):
+def packing(dtype: str):
     """The functions pack and pack_head for load_weights. q4 keeps blocks; other weights become Q4_1, the head Q8_0."""
 
     def pack(weight, format=dtype):
-        return kernels.pack_linear(weight.to(device), format)
+        return kernels.pack_linear(weight, format)
 
     def pack_q4(weight, floats):
         return pack(weight, FORMATS[weight.shape[2]] if weight.dtype == torch.uint8 else floats)

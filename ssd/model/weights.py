@@ -1,15 +1,14 @@
-"""The weights of a Llama: found, checked and packed, one tensor in memory at a time."""
+"""The weights of a Llama, packed where they are to be; one product's matrices are in memory twice at a time."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from .checkpoint import Checkpoint
 from .config import LlamaConfig
 from .memory import Arena
-from .safetensors_file import SafetensorsFile
-from .values import read_json
 
 BLOCK = 16  # gate and up alternate in blocks of this many rows, which is also a panel of a packed weight
 CHUNK = 1 << 23  # elements converted to float32 at a time
@@ -41,91 +40,6 @@ class Weights:
     layers: list[LayerWeights]
     norm: torch.Tensor  # float32 [H]
     lm_head: torch.Tensor  # packed
-
-    def move(self, device: torch.device, norm_dtype: torch.dtype) -> None:
-        """Move all tensors to a device, norms in the dtype of the activations there."""
-        self.embedding, self.lm_head = self.embedding.to(device), self.lm_head.to(device)
-        self.norm = self.norm.to(device, norm_dtype)
-        for layer in self.layers:
-            for name, tensor in vars(layer).items():
-                if tensor is not None:
-                    setattr(layer, name, tensor.to(device, norm_dtype if name.endswith("norm") else tensor.dtype))
-
-
-class Checkpoint:
-    """The tensors of a folder with one or many safetensors files.
-
-    Raises ValueError that names the folder, file or tensor: no safetensors, an index that cannot be followed, a
-    truncated or corrupt file; `tensor`: a missing tensor, another shape than expected, NaN or infinite values.
-    """
-
-    def __init__(self, folder: str | Path, rename: Callable[[str], str] = str):
-        """rename: maps a name in the files to the name used here."""
-        self.folder = Path(folder)
-        index = self.folder / "model.safetensors.index.json"
-        shard_of = weight_map(index) if index.is_file() else None
-        self.files = {path.name: SafetensorsFile(path) for path in self._paths(index, shard_of)}
-        self.where = {}
-        for stored, file in self._stored(shard_of):
-            if (name := rename(stored)) in self.where:
-                raise ValueError(f"tensor {name} is both in {self.where[name][0].path} and in {file.path}")
-            self.where[name] = (file, stored)
-
-    def _stored(self, shard_of: dict[str, str] | None) -> Iterator[tuple[str, SafetensorsFile]]:
-        """Every tensor with its file; with an index only those that it names, in the shards that it names."""
-        for file in self.files.values():
-            for name in file.entries:
-                if shard_of is None or shard_of.get(name) == file.path.name:
-                    yield name, file
-
-    def _paths(self, index: Path, shard_of: dict[str, str] | None) -> list[Path]:
-        if shard_of is not None:
-            paths = [self.folder / name for name in sorted(set(shard_of.values()))]
-        elif (single := self.folder / "model.safetensors").is_file():
-            paths = [single]
-        else:
-            paths = sorted(self.folder.glob("*.safetensors"))
-        if not paths:
-            raise ValueError(f"no *.safetensors in {self.folder}: convert the weights to safetensors first")
-        for path in paths:
-            if not path.is_file():
-                raise ValueError(f"{path} is missing, and {index.name} names it")
-        return paths
-
-    def check(self, name: str, shape: tuple[int, ...]) -> None:
-        if name not in self.where:
-            raise ValueError(f"tensor {name} is missing in {self.folder}")
-        file, stored = self.where[name]
-        if file.shape(stored) != list(shape):
-            raise ValueError(
-                f"tensor {stored} in {file.path}: got shape {file.shape(stored)}, wanted {list(shape)} by its config"
-            )
-
-    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """The checked tensor, a view of the file in the file's dtype."""
-        self.check(name, shape)
-        file, stored = self.where[name]
-        tensor = file.read(stored)
-        total = tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32))  # fast, though it may overflow
-        if not total.isfinite() and not tensor.isfinite().all():
-            raise ValueError(f"tensor {stored} in {file.path} holds NaN or infinite values")
-        return tensor
-
-    def matrices(self, names: list[str], shapes: list[tuple[int, ...]]) -> list[torch.Tensor]:
-        """Checked weights to pack as one: floats [N, K], or blocks of one GGUF format, uint8 [N, K / 32, bytes]."""
-        return [self.tensor(*pair) for pair in zip(names, shapes, strict=True)]
-
-
-def weight_map(index: Path) -> dict[str, str]:
-    """The file of each tensor by an index of shards. Raises ValueError that names the index."""
-
-    def is_name(value):
-        return isinstance(value, str) and Path(value).name == value and value.isprintable() and len(value) < 256
-
-    names = read_json(index).get("weight_map")
-    if not isinstance(names, dict) or not all(map(is_name, names.values())):
-        raise ValueError(f"{index}: weight_map must give the file name of every tensor")
-    return names
 
 
 def tensor_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
@@ -208,12 +122,13 @@ def load_weights(
     shapes: dict[str, tuple[int, ...]] | None = None,
     embedding: torch.Tensor | None = None,
     pack_head: Pack | None = None,
+    norm_dtype: torch.dtype = torch.float32,
 ) -> Weights:
     """Read and pack a checkpoint; all names and shapes are checked before the first tensor is read.
 
     pack: makes a packed weight of float32 [N, K] or blocks; pack_head: the same for the output matrix, if it differs;
-    shapes: by default tensor_shapes(config); embedding: used in place of the checkpoint's. Raises ValueError as
-    Checkpoint does.
+    shapes: by default tensor_shapes(config); embedding: used in place of the checkpoint's; norm_dtype: that of the
+    activations. Raises ValueError as Checkpoint does; values sent to a device are for check_values to check.
     """
     checkpoint = source if isinstance(source, Checkpoint) else Checkpoint(source)
     shapes, folder, arena = shapes or tensor_shapes(config), checkpoint.folder, Arena()
@@ -228,6 +143,9 @@ def load_weights(
 
     def vector(*names, join=torch.cat):
         return join([get(name).float() for name in names]) if names[0] in shapes else None
+
+    def norm(name):
+        return get(name).float().to(norm_dtype, copy=True) if name in shapes else None
 
     def matrices(*names):
         return checkpoint.matrices(names, [shapes[name] for name in names])
@@ -259,24 +177,30 @@ def load_weights(
         qkv = [f"{attention}{x}_proj." for x in "qkv"]
         pair = [f"{mlp}gate_proj.", f"{mlp}up_proj."]
         return LayerWeights(
-            attention_norm=vector(f"model.layers.{i}.input_layernorm.weight"),
+            attention_norm=norm(f"model.layers.{i}.input_layernorm.weight"),
             qkv=packed(*map(heads, matrices(*(x + "weight" for x in qkv)))),
             qkv_bias=heads(vector(*(x + "bias" for x in qkv))),
             o=packed(inputs_of_heads(*matrices(f"{attention}o_proj.weight"))),
             o_bias=vector(f"{attention}o_proj.bias"),
-            mlp_norm=vector(f"model.layers.{i}.post_attention_layernorm.weight"),
+            mlp_norm=norm(f"model.layers.{i}.post_attention_layernorm.weight"),
             gate_up=packed_pair(*(x + "weight" for x in pair)),
             gate_up_bias=vector(*(x + "bias" for x in pair), join=lambda biases: interleave(*biases)),
             down=packed_down(f"{mlp}down_proj.weight"),
             down_bias=vector(f"{mlp}down_proj.bias"),
-            q_norm=vector(f"{attention}q_norm.weight"),
-            k_norm=vector(f"{attention}k_norm.weight"),
+            q_norm=norm(f"{attention}q_norm.weight"),
+            k_norm=norm(f"{attention}k_norm.weight"),
         )
 
-    # the largest first, while little else is in memory
-    head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
-    lm_head = packed(*matrices(head), pack=pack_head or pack)
-    if embedding is None:
-        embedding = get("model.embed_tokens.weight").to(embedding_dtype, copy=True)
+    def ends():
+        """Embedding and packed output matrix."""
+        name = "model.embed_tokens.weight"
+        (head,) = matrices(name if config.tie_word_embeddings else "lm_head.weight")
+        lm_head = packed(head, pack=pack_head or pack)
+        if embedding is not None:
+            return embedding, lm_head
+        rows = head if config.tie_word_embeddings and head.dtype != torch.uint8 else get(name)
+        return rows.to(embedding_dtype, copy=checkpoint.ring is None), lm_head  # never a view of the file
+
+    embedding, lm_head = ends()  # the largest first, while little else is in memory
     layers = [layer(i) for i in range(config.num_layers)]
-    return Weights(embedding, layers, vector("model.norm.weight"), lm_head)
+    return Weights(embedding, layers, norm("model.norm.weight"), lm_head)

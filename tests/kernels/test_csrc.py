@@ -38,6 +38,14 @@ def test_the_search_finds_torch_where_it_is():
     assert len(KERNELS) > 40
 
 
+@pytest.mark.parametrize("name", ["include/ssd/spec_cache.h", "cuda/verify_swap.cuh"])
+def test_lanes_meet_by_loads_and_stores_alone(name):
+    """Host memory that a GPU has mapped over PCIe may have no atomic read-modify-write."""
+    code = re.sub(r"//.*|/\*.*?\*/", "", (CSRC / name).read_text())
+    assert not re.search(r"exchange|fetch_|atomic(Add|CAS|Exch|Max|Min|Or|And)", code)
+    assert "store_release(" in code
+
+
 @pytest.mark.parametrize("constant", ["kSpan", "kBlock"])
 def test_what_plan_and_kernel_must_agree_on_is_defined_once(constant):
     texts = [path.read_text() for path in CSRC.rglob("*") if path.is_file()]

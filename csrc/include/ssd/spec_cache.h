@@ -3,6 +3,7 @@
 //
 // Node -1 is the root of a speculation, i its token i; parents come before their children.
 // An epoch is one outcome of a slot. Epochs start at 1 and never restart.
+// A word has one writer, so loads and stores are enough: memory that is mapped over PCIe may offer no more.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -25,7 +26,6 @@ template <class T> SSD_HD T load_acquire(T* p) { return AtomicRef<T>(*p).load(SS
 template <class T> SSD_HD T load_relaxed(T* p) { return AtomicRef<T>(*p).load(SSD_ORDER(relaxed)); }
 template <class T> SSD_HD void store_release(T* p, T v) { AtomicRef<T>(*p).store(v, SSD_ORDER(release)); }
 template <class T> SSD_HD void store_relaxed(T* p, T v) { AtomicRef<T>(*p).store(v, SSD_ORDER(relaxed)); }
-template <class T> SSD_HD T exchange(T* p, T v) { return AtomicRef<T>(*p).exchange(v, SSD_ORDER(acq_rel)); }
 
 // Sizes of a cache, in the order in which the operators take them.
 struct SpecSizes {
@@ -175,7 +175,7 @@ struct SpecCache {
     if (b < 0) return {-1, 0};
     int32_t nodes = load_acquire(depth_ready + branch_at(slab, slot, b));
     if (nodes < 1) return {-1, 0};
-    exchange(active + slot, uint32_t(slab));
+    store_release(active + slot, uint32_t(slab));
     return {int32_t(b), nodes};
   }
 

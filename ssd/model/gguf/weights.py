@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Type
 
+from ..checkpoint import Checkpoint
 from ..config import LlamaConfig
-from ..weights import Checkpoint
+from ..ring import Ring
 from .config import ROPE_FACTORS
 from .file import GGUFFile, GGUFTensor
 
@@ -34,6 +35,8 @@ OTHER_TENSORS = {
 }
 FOUR_BITS, BLOCKS = (Type.Q4_0, Type.Q4_1, Type.Q4_K), (Type.Q4_0, Type.Q4_1, Type.Q8_0)
 FLOATS = (Type.F32, Type.F16, Type.BF16, Type.F64)
+AS_STORED = {Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bfloat16}
+STEP = 1 << 20  # values dequantised at a time on their way to a device
 
 
 def hugging_face_name(name: str) -> str | None:
@@ -46,7 +49,7 @@ def hugging_face_name(name: str) -> str | None:
     return None
 
 
-def halves(rows: np.ndarray, heads: int) -> np.ndarray:
+def halves(rows: np.ndarray | torch.Tensor, heads: int) -> np.ndarray | torch.Tensor:
     """The rows of each head, reordered from pairs (0, D/2, 1, D/2 + 1, ...) to halves (0, 1, ...)."""
     return rows.reshape(heads, -1, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
@@ -64,8 +67,9 @@ class GGUFCheckpoint(Checkpoint):
     dequantised.
     """
 
-    def __init__(self, file: GGUFFile, config: LlamaConfig, blocks: bool = False):
+    def __init__(self, file: GGUFFile, config: LlamaConfig, blocks: bool = False, ring: Ring | None = None):
         self.folder, self.blocks, self.where = file.path, blocks, {}
+        self.ring, self.unchecked = ring, []
         for stored in file.tensors:
             name = hugging_face_name(stored)
             if name:
@@ -81,12 +85,38 @@ class GGUFCheckpoint(Checkpoint):
 
     def read(self, stored: str) -> torch.Tensor:
         """The dequantised tensor, float32."""
-        tensor = self.tensors[stored]
-        try:
-            values = gguf.quants.dequantize(tensor.data, tensor.type)
-        except NotImplementedError:
-            raise ValueError(f"tensor {stored} in {self.path}: type {tensor.type.name} is not supported") from None
+        values = self._dequantised(stored, self.tensors[stored].data)
         return torch.from_numpy(self._ordered(stored, values).astype(np.float32))
+
+    def send(self, stored: str, ring: Ring) -> torch.Tensor:
+        """The tensor on the device of a ring: floats as stored, others dequantised on their way, float32."""
+        tensor, at = self.tensors[stored], 0
+        values, size = gguf.GGML_QUANT_SIZES[tensor.type]
+        blocks = tensor.data.reshape(-1, size)
+
+        def copy(part):
+            nonlocal at
+            part[:] = blocks.reshape(-1)[at : at + len(part)]
+            at += len(part)
+
+        def dequantise(part):
+            nonlocal at
+            out = part.view(np.float32).reshape(-1, values)
+            for i in range(0, len(out), STEP // values):
+                some = out[i : i + STEP // values]
+                some[:] = self._dequantised(stored, blocks[at : at + len(some)])
+                at += len(some)
+
+        dtype = AS_STORED.get(tensor.type)
+        sent = ring.send(tensor.shape, dtype or torch.float32, copy if dtype else dequantise)
+        return self._ordered(stored, sent)
+
+    def _dequantised(self, stored: str, data: np.ndarray) -> np.ndarray:
+        kind = self.tensors[stored].type
+        try:
+            return gguf.quants.dequantize(data, kind)
+        except NotImplementedError:
+            raise ValueError(f"tensor {stored} in {self.path}: type {kind.name} is not supported") from None
 
     def matrices(self, names: list[str], shapes: list[tuple[int, ...]]) -> list[torch.Tensor]:
         found = [self.tensors[self.where[name][1]] for name in names]
@@ -96,7 +126,7 @@ class GGUFCheckpoint(Checkpoint):
             self.check(name, shape)
         return [self._blocks(self.where[name][1], common_type(found)) for name in names]
 
-    def _ordered(self, stored: str, rows: np.ndarray) -> np.ndarray:
+    def _ordered(self, stored: str, rows: np.ndarray | torch.Tensor) -> np.ndarray | torch.Tensor:
         heads = self.heads.get(stored.split(".")[-2])
         return halves(rows, heads) if heads else rows
 

@@ -7,7 +7,9 @@ import torch
 from ssd.kernels.linear.triton import pack_linear
 from ssd.kernels.llama_forward.triton import llama_forward
 from ssd.model import Llama, LlamaConfig
+from ssd.model.checkpoint import Checkpoint
 from ssd.model.kv_cache import KVCache
+from ssd.model.ring import Ring
 from ssd.model.rope import rope_tables
 from ssd.model.weights import load_weights
 
@@ -18,8 +20,9 @@ NORMED = SMALL | {"family": "Qwen3"}
 def loaded(folder, device, dtype, format):
     """Llama.load on the device, even if the kernels run on CPU tensors."""
     config = LlamaConfig.from_folder(folder)
-    weights = load_weights(config, folder, lambda w: pack_linear(w.to(device), format), dtype)
-    weights.move(torch.device(device), dtype)
+    checkpoint = Checkpoint(folder, ring=Ring(torch.device(device)))
+    weights = load_weights(config, checkpoint, lambda w: pack_linear(w, format), dtype, norm_dtype=dtype)
+    checkpoint.check_values()
     return Llama(config, weights, *(t.to(device) for t in rope_tables(config)), format)
 
 

@@ -25,6 +25,7 @@ FAULTS = {
     "ready_loaded_relaxed": relaxed("load_acquire", "uint64_t", "ready + in_slab"),
     "depth_stored_relaxed": relaxed("store_release", "int32_t", "depth_ready + branch"),
     "depth_loaded_relaxed": relaxed("load_acquire", "int32_t", "depth_ready + branch_at"),
+    "flip_lost": ("store_release(active + slot", "if (!PLANTED) store_release(active + slot"),
     "stamp_unchecked": ("return load_relaxed(r + kEpoch)", "return PLANTED || load_relaxed(r + kEpoch)"),
     "life_unchecked": (
         "return load_relaxed(born + slot) == life;",
@@ -42,8 +43,8 @@ def compile_lanes(folder: Path, faults: bool) -> Path:
         if faults:
             text = text.replace(right, wrong.replace("PLANTED", f"(planted == {n})"))
     text = text.replace('"host_device.h"', "<ssd/host_device.h>")
-    text, n = re.subn(r"(SSD_HD \w+ (?:load|store|exchange)\w*\(T\* p[^)]*\) \{)", r"\1 stress_delay();", text)
-    assert n == 5
+    text, n = re.subn(r"(SSD_HD \w+ (?:load|store)\w*\(T\* p[^)]*\) \{)", r"\1 stress_delay();", text)
+    assert n == 4
     (folder / "ssd").mkdir()
     (folder / "ssd" / "spec_cache.h").write_text(text)
     return compile_stress(folder / "stress", f"-I{folder}", f"-I{ROOT / 'csrc' / 'include'}", STRESS)
