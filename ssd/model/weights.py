@@ -102,7 +102,7 @@ def pack_rows(rows: Rows, n: int, pack: Pack, arena: Arena) -> torch.Tensor:
     The first dimension of a packed weight counts panels of 16 rows.
     """
     first = rows(0, 1)
-    step = max(2 * BLOCK, CHUNK // first.numel() // (2 * BLOCK) * 2 * BLOCK)
+    step = max(2 * BLOCK, CHUNK // first[0].numel() // (2 * BLOCK) * 2 * BLOCK)
     packed = None
     for i in range(0, n, step):
         part = rows(i, min(i + step, n))

@@ -75,6 +75,14 @@ def test_packing_a_few_rows_at_a_time_changes_nothing(checkpoint, monkeypatch):
         assert all(torch.equal(getattr(a, n), getattr(b, n)) for n in ("qkv", "o", "gate_up", "down"))
 
 
+def test_gate_and_up_are_packed_in_pieces_as_large_as_any(checkpoint, monkeypatch):
+    folder, config, _ = checkpoint
+    monkeypatch.setattr(module, "CHUNK", 64 * 16)
+    seen = []
+    load_weights(config, folder, lambda weight: seen.append(weight.numel()) or plain(weight))
+    assert max(seen) == 64 * 16 and len(seen) == 1 + 4 * 2  # the output matrix, and four products a layer
+
+
 def test_many_files_and_tied_embeddings(checkpoint):
     folder, config, tensors = checkpoint
     one = load_weights(config, folder, plain)
