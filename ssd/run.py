@@ -9,7 +9,7 @@ from pathlib import Path
 from ssd.cli import sampling_options
 from ssd.cli.command import BadInput, Parser, asked, check_writable, guarded, printer, stop_at_once, threads, written
 from ssd.cli.jsonl import read_lines
-from ssd.shared_options import DEFAULT_TARGET, DTYPES, SPECULATION, check_used
+from ssd.shared_options import DEFAULT_TARGET, DTYPES, PROMPT_ATTENTION, SPECULATION, check_used
 
 
 def parser() -> argparse.ArgumentParser:
@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--branches", type=int, metavar="N", help="outcomes that ssd prepares for (24)")
     p.add_argument("--fan-out", type=int, metavar="N", help="bonus tokens at every node (--branches, shared out)")
     p.add_argument("--draft-threads", metavar="N|CORES", help="threads of ssd's draft, as --threads (the last core)")
-    p.add_argument("--draft-dtype", choices=DTYPES, help="format of the draft's weights (int8)")
+    p.add_argument("--draft-dtype", choices=DTYPES, help="format of the draft's weights (int8; on a GPU bf16)")
     p.add_argument(
         "--verify", choices=("coupled", "rejection"),
         help="coupled gives the tokens of plain decoding, rejection others of the same distribution (coupled)",
@@ -53,6 +53,10 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--device", default="cpu", metavar="D", help="device of the target: cpu, cuda or cuda:N (%(default)s)"
     )
+    p.add_argument(
+        "--prompt-attention", choices=PROMPT_ATTENTION, default="tree",
+        help="flash: the package flash-attn for long prompts on a GPU (%(default)s)",
+    )  # fmt: skip
     p.add_argument("--draft-device", metavar="D", help="device of the draft (that of the target)")
     p.add_argument(
         "--threads", metavar="N|CORES", help="a number of threads, or cores such as 0,2 or 4-7 or 3-3 (all cores)"
@@ -121,7 +125,8 @@ def run(args) -> int:
         speculation = speculation_of(args) | {"draft_threads": threads(args.draft_threads, "--draft-threads")}
         llm = LLM(
             args.target, args.dtype, max_batch=batch, threads=cores, seed=args.seed, device=args.device,
-            kv_tokens=args.kv_tokens, prefix_caching=args.prefix_caching, **speculation,
+            kv_tokens=args.kv_tokens, prefix_caching=args.prefix_caching, prompt_attention=args.prompt_attention,
+            **speculation,
         )  # fmt: skip
         ids = [llm.encode(p if args.raw else [{"role": "user", "content": p}], where) for where, p in prompts]
         params = llm.check(params)

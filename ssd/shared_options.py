@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 DEFAULT_TARGET = "SmolLM2-135M-Instruct"
 DTYPES = ("bf16", "int8", "q4", "fp32")
+PROMPT_ATTENTION = ("tree", "flash")
 ANY_DRAFT = ("draft", "k", "tree_width", "verify", "saguaro")
 DRAFT_MODEL = ("draft_dtype", "draft_device")
 DRAFT_LANE = ("branches", "fan_out", "draft_threads", "backup_draft", "lockstep")
@@ -19,6 +20,11 @@ def check_used(given: Mapping[str, object], spell: Callable[[str], str] = str) -
     for name in given:
         if need := _lacks(name, given, spell):
             raise ValueError(f"{spell(name)}: needs {need}")
+
+
+def check_prompt_attention(name: str) -> None:
+    if name not in PROMPT_ATTENTION:
+        raise ValueError(f"prompt_attention: got {name!r}, wanted {' or '.join(PROMPT_ATTENTION)}")
 
 
 def used(given: Mapping[str, object]) -> dict:

@@ -6,6 +6,7 @@ import torch
 
 from .. import kernels
 from ..kernels.tree_attention import flash
+from ..shared_options import check_prompt_attention
 from .batch import Batch
 from .config import LlamaConfig
 from .kv_cache import KVCache
@@ -41,22 +42,23 @@ class Llama:
         dtype: str | None = "bf16",
         max_positions: int | None = None,
         device: str | torch.device = "cpu",
-        flash_prefill: bool = False,
+        prompt_attention: str = "tree",
     ) -> "Llama":
         """The model of a folder with config.json and *.safetensors, or of a GGUF file.
 
         dtype: the format of the weights in memory, "bf16", "fp32", "int8" or "q4" (four bits in blocks, CPU only);
         None is q4 for a GGUF file of four bits, else bf16. max_positions: longest sequence in tokens (default: what
-        the checkpoint allows). device: where weights, tables and KV caches lie. flash_prefill: use the package
-        flash-attn for prompts of more than 64 rows a pass, on CUDA; the KV then depends on how prompts were cut into
-        chunks, and so may the answer. Raises ValueError (one sentence) on an unfit dtype, folder, configuration or
-        checkpoint, and where flash-attn cannot run.
+        the checkpoint allows). device: where weights, tables and KV caches lie. prompt_attention: "tree", or "flash",
+        the package flash-attn for prompts of more than 64 rows a pass, on CUDA; the KV then depends on how prompts were
+        cut into chunks, and so may the answer. Raises ValueError (one sentence) on an unfit dtype, folder,
+        configuration or checkpoint, and where flash-attn cannot run.
         """
         device = torch.device(device)
+        check_prompt_attention(prompt_attention)
         dtype = checked_dtype(source, dtype, device)
-        if flash_prefill and dtype == "fp32":
-            raise ValueError("flash_prefill: got dtype 'fp32', wanted bf16 or int8, whose KV cache has 16 bits")
-        call = flash.function(device) if flash_prefill else None
+        if prompt_attention == "flash" and dtype == "fp32":
+            raise ValueError("prompt_attention: flash needs dtype bf16 or int8, whose KV cache has 16 bits; got fp32")
+        call = flash.function(device) if prompt_attention == "flash" else None
         config, checkpoint = open_model(source, dtype, device)
         embedding_dtype = torch.float32 if dtype == "fp32" else torch.bfloat16
         pack, pack_head = packing(dtype)

@@ -1,5 +1,7 @@
 """Makes the speculator of a mode out of its parts."""
 
+import torch
+
 from ssd.model.cache_folder import cache_folder
 from ssd.model.draft import Draft
 
@@ -24,7 +26,16 @@ from .sync.policy import Policy
 from .sync.speculator import SyncSpeculator
 
 WIDTH = 3  # children of a node where shapes adapt; on tensor cores only chains are exact to the bit, so 1
-DRAFT_DTYPE = "int8"  # the fastest at few rows; no token depends on it
+
+
+def draft_dtype(options: SpeculationOptions, model) -> str:
+    """The format of the draft's weights, by default the one that its device reads fastest; no token depends on it.
+
+    The CPU is bound by bandwidth, so int8. A product of few rows on a GPU is bound by the bytes that its programs keep
+    in flight, of which int8 has so many fewer that it is no faster than bf16.
+    """
+    device = torch.device(options.draft_device or model.device)
+    return options.draft_dtype or ("int8" if device.type == "cpu" else "bf16")
 
 
 def load_drafts(options: SpeculationOptions, target: str | None, model) -> tuple:
@@ -37,7 +48,7 @@ def load_drafts(options: SpeculationOptions, target: str | None, model) -> tuple
         folder = default_draft(target or hub.DEFAULT_TARGET, name) if name == "large" else hub.resolve(name)
         if folder is None:
             raise ValueError(f"backup_draft: no large draft comes with {target}; name a folder or the id of a model")
-        backup = Draft.load(folder, model, options.draft_dtype or DRAFT_DTYPE, options.draft_device)
+        backup = Draft.load(folder, model, draft_dtype(options, model), options.draft_device)
     return draft, backup
 
 
@@ -54,7 +65,7 @@ def load_draft(options: SpeculationOptions, target: str | None, model) -> Draft 
     if folder is None:
         other = "" if options.mode == "ssd" else ", or ngram"
         raise ValueError(f"draft: none comes with {target}; name a folder or the id of a model{other}")
-    return Draft.load(folder, model, options.draft_dtype or DRAFT_DTYPE, options.draft_device)
+    return Draft.load(folder, model, draft_dtype(options, model), options.draft_device)
 
 
 def verify_cores(speculation: SpeculationOptions, options: EngineOptions) -> list[int] | None:

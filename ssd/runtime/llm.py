@@ -41,7 +41,8 @@ class LLM:
         engine, speculation = split(options)
         bind(verify_cores(speculation, engine))  # loading packs in parallel too
         folder = hub.resolve(target)
-        model = Llama.load(folder, dtype, device=device_of(engine.device))
+        device = device_of(engine.device)
+        model = Llama.load(folder, dtype, device=device, prompt_attention=engine.prompt_attention)
         drafts = None if speculation.mode == "ar" else load_drafts(speculation, target, model)
         self._set_up(model, Tokenizer(folder), engine, speculation, drafts)
 
@@ -50,7 +51,12 @@ class LLM:
         """An LLM on a loaded model and tokenizer; sample: an operator in place of that of ssd.kernels; draft: a loaded
         Draft or "ngram", for the modes that speculate; backup: a larger Draft."""
         llm = cls.__new__(cls)
-        llm._set_up(model, tokenizer, *split(options), (draft, backup), sample)
+        engine, speculation = split(options)
+        if engine.prompt_attention == "flash" and not model.flash_attn:
+            raise ValueError(
+                "prompt_attention: got flash for a model that was loaded without it; ask Llama.load for it"
+            )
+        llm._set_up(model, tokenizer, engine, speculation, (draft, backup), sample)
         return llm
 
     def _set_up(

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from ssd.shared_options import check_used
+from ssd.shared_options import check_prompt_attention, check_used
 
 from .devices.placement import device_of
 from .devices.threads import cores_of
@@ -32,7 +32,7 @@ class SpeculationOptions:
     k: int | None = None  # tokens of a branch; None: length and shape adapt to what pays, round by round
     # branches below the root (1); where length and shape adapt, children of a node at most (3, on a GPU 1)
     tree_width: int | None = None
-    draft_dtype: str | None = None  # of the draft's weights; None: int8. No token depends on it
+    draft_dtype: str | None = None  # of the draft's weights; None: int8, on a GPU bf16. No token depends on it
     # "coupled" (tokens of plain decoding) or "rejection" (the published rule: others of the same distribution)
     verify: str = "coupled"
     saguaro: float = 1.0  # scale of the draft's likeliest probabilities in [0, 1], for rejection; 1 leaves them alone
@@ -129,6 +129,9 @@ class EngineOptions:
     threads: int | list[int] | None = None  # a number of threads, or cores to bind them to; None: one for each core
     seed: int = 0  # with the number of a request, the seed of a request that names none
     device: str = "cpu"  # of the target: "cpu", "cuda" or "cuda:N"
+    # of prompts: "tree" (an answer depends on its request alone), or on a GPU "flash" (the package flash-attn, for
+    # prompts of more than 64 rows a pass; the last bits then depend on how they were cut into chunks)
+    prompt_attention: str = "tree"
 
     def __post_init__(self):
         for name in ("max_batch", "max_model_len", "kv_tokens", "prefill_chunk"):
@@ -140,6 +143,7 @@ class EngineOptions:
         check_integer("seed", self.seed, "0 <= seed < 2^63", lambda x: 0 <= x < 2**63)
         cores_of(self.threads)
         device_of(self.device)
+        check_prompt_attention(self.prompt_attention)
 
     def sizes(self, context: int) -> tuple[int, int]:
         """max_model_len and kv_tokens for a model of that context; no request can outgrow either."""

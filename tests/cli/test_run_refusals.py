@@ -45,6 +45,8 @@ from ssd.run import read_prompts
         (["hi", "--stop-token-ids", "1,272"], "stop_token_ids: got 272, wanted token ids from 0 to 271"),
         (["hi", "--min-tokens", "9", "--max-tokens", "8"], "min_tokens: got 9, wanted 0 to max_tokens, 8"),
         (["hi", "--batch", "0"], "--batch: got 0"),
+        (["hi", "--prompt-attention", "flash"], "prompt_attention: flash needs a model on a GPU (device cuda)"),
+        (["hi", "--prompt-attention", "sdpa"], "invalid choice: 'sdpa'"),
         (["hi", "--threads", "7-4"], "--threads: got '7-4'"),
         (["hi", "--threads", "0-0-0"], "--threads: got '0-0-0'"),
         (["hi", "--mode", "ssd", "--draft-threads", "99999"], "draft_threads: got 99999"),

@@ -5,6 +5,7 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import tiny_checkpoint
 import torch
 import torch.nn.functional as F
 from attention_cases import make_case
@@ -12,10 +13,12 @@ from attention_inputs import inputs
 from model_helpers import one_request, relative_error, save_tiny
 
 from bench.cases import attention
+from ssd import LLM, SamplingParams, run
 from ssd.kernels import tree_attention
 from ssd.kernels.tree_attention import flash
 from ssd.model.batch import Batch
 from ssd.model.llama import Llama
+from ssd.model.tokenizer import Tokenizer
 
 CUDA = torch.device("cuda")
 
@@ -125,13 +128,30 @@ def test_a_model_takes_it_for_prompts_only_where_asked(checkpoint, package):
 
 
 def test_what_cannot_be_is_one_sentence(tmp_path, monkeypatch, package):
-    with pytest.raises(ValueError, match="flash_prefill: got a model on cpu, wanted one on CUDA"):
-        Llama.load(tmp_path, flash_prefill=True)
-    with pytest.raises(ValueError, match="flash_prefill: got dtype 'fp32'"):
-        Llama.load(tmp_path, "fp32", device="cuda", flash_prefill=True)
+    with pytest.raises(ValueError, match="^prompt_attention: flash needs a model on a GPU .*; this one is on cpu$"):
+        Llama.load(tmp_path, prompt_attention="flash")
+    with pytest.raises(ValueError, match="^prompt_attention: flash needs dtype bf16 or int8, .* got fp32$"):
+        Llama.load(tmp_path, "fp32", device="cuda", prompt_attention="flash")
     monkeypatch.setitem(sys.modules, "flash_attn", None)
-    with pytest.raises(ValueError, match="flash_prefill: needs the package flash-attn"):
-        Llama.load(tmp_path, device="cuda", flash_prefill=True)
+    with pytest.raises(ValueError, match="^prompt_attention: flash needs the package flash-attn"):
+        Llama.load(tmp_path, device="cuda", prompt_attention="flash")
+
+
+@pytest.mark.parametrize("asked", ["tree", "flash"])
+def test_llm_and_the_command_can_ask_for_it(tmp_path, monkeypatch, package, asked, capsys):
+    folder = str(tiny_checkpoint.write(tmp_path))
+    monkeypatch.setattr(flash, "function", lambda device: package.flash_attn_varlen_func)
+    run.main(["x" * 100, "--target", folder, "--mode", "ar", "--max-tokens", "4", "--prompt-attention", asked])
+    wanted = 2 if asked == "flash" else 0  # a call for each layer, and none for the steps
+    assert len(package.calls) == wanted and capsys.readouterr().out
+    llm = LLM(folder, prompt_attention=asked, threads=1)
+    llm.generate("x" * 100, SamplingParams(max_tokens=4))
+    assert len(package.calls) == 2 * wanted
+
+
+def test_a_model_that_was_loaded_without_it_is_refused(tiny_target, tiny_folder):
+    with pytest.raises(ValueError, match="^prompt_attention: got flash for a model that was loaded without it"):
+        LLM.from_model(tiny_target, Tokenizer(tiny_folder), prompt_attention="flash")
 
 
 def test_paged_decoding_is_a_baseline_where_it_is_the_same_work(package):

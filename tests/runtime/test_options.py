@@ -1,8 +1,14 @@
-"""Options that could change nothing beside an n-gram draft are refused; others may be swept over modes."""
+"""Options that could change nothing are refused, others may be swept over modes; what is the default."""
+
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from ssd.runtime.options import SpeculationOptions
+from ssd.model.draft import Draft
+from ssd.model.llama import Llama
+from ssd.runtime.factory import draft_dtype, load_draft, load_drafts
+from ssd.runtime.options import EngineOptions, SpeculationOptions
 from ssd.shared_options import used
 
 
@@ -28,6 +34,38 @@ def test_the_same_options_may_be_given_in_every_mode(mode):
 def test_defaults_may_be_written_out():
     assert SpeculationOptions(mode="ar", verify="coupled", saguaro=1.0, k=None) == SpeculationOptions()
     assert SpeculationOptions(mode="auto", draft="ngram", k=4, tree_width=2).nodes == 8
+
+
+@pytest.mark.parametrize(
+    "given,target,wanted",
+    [
+        ({}, "cpu", "int8"),
+        ({}, "cuda", "bf16"),
+        ({"draft_device": "cpu"}, "cuda", "int8"),
+        ({"draft_dtype": "fp32"}, "cuda", "fp32"),
+        ({"draft_dtype": "int8"}, "cuda:0", "int8"),
+    ],
+)
+def test_the_drafts_weights_by_default(given, target, wanted):
+    options = SpeculationOptions(mode="sd", **given)
+    assert draft_dtype(options, SimpleNamespace(device=torch.device(target))) == wanted
+
+
+@pytest.mark.parametrize("load", [load_draft, lambda *args: load_drafts(*args)[1]])
+def test_drafts_are_loaded_in_that_format(monkeypatch, tmp_path, load):
+    loaded = []
+    monkeypatch.setattr(Draft, "load", lambda folder, model, dtype, device: loaded.append(dtype))
+    options = SpeculationOptions(mode="ssd", draft=str(tmp_path), backup_draft=str(tmp_path))
+    for device in ("cpu", "cuda"):
+        load(options, None, SimpleNamespace(device=torch.device(device)))
+    assert {tuple(loaded)} <= {("int8", "bf16"), ("int8", "int8", "bf16", "bf16")}
+
+
+def test_prompt_attention_is_one_of_two():
+    with pytest.raises(ValueError, match="^prompt_attention: got 'sdpa', wanted tree or flash$"):
+        EngineOptions(prompt_attention="sdpa")
+    with pytest.raises(ValueError, match="^prompt_attention: got 'sdpa', wanted tree or flash$"):
+        Llama.load("no such folder", prompt_attention="sdpa")
 
 
 @pytest.mark.parametrize("mode", ["ar", "sd", "ssd", "auto"])

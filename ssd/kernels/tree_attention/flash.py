@@ -15,12 +15,12 @@ VERIFICATION = 64  # a request with more rows is a prompt
 
 def function(device: torch.device) -> Callable:
     """The function flash_attn_varlen_func. Raises ValueError where it cannot run."""
+    if device.type != "cuda":
+        raise ValueError(f"prompt_attention: flash needs a model on a GPU (device cuda); this one is on {device}")
     try:
         from flash_attn import flash_attn_varlen_func
     except ImportError:
-        raise ValueError("flash_prefill: needs the package flash-attn (pip install flash-attn)") from None
-    if device.type != "cuda":
-        raise ValueError(f"flash_prefill: got a model on {device}, wanted one on CUDA")
+        raise ValueError("prompt_attention: flash needs the package flash-attn (pip install flash-attn)") from None
     return flash_attn_varlen_func
 
 
