@@ -74,9 +74,11 @@ def delay_lanes(chance: random.Random) -> None:
 class Runner:
     """The target and its tokenizer; the model of one precision is kept in memory."""
 
-    def __init__(self, target: str | None, threads: int | None):
+    def __init__(self, target: str | None, threads: int | None, device: str = "cpu"):
         from ssd.model import Llama, Tokenizer, resolve
+        from ssd.runtime.devices.placement import device_of
 
+        self.device = str(device_of(device))
         self.threads = threads
         self.folder = resolve(target)
         self.target = target
@@ -86,7 +88,7 @@ class Runner:
 
     def model(self, dtype: str):
         if dtype not in self.loaded:
-            self.loaded = {dtype: self.load(self.folder, dtype)}
+            self.loaded = {dtype: self.load(self.folder, dtype, device=self.device)}
         return self.loaded[dtype]
 
     def llm(self, dtype: str, sizes: dict, **speculation):
@@ -100,7 +102,7 @@ class Runner:
         speculation.pop("draft", None)
         if options.mode != "ar":
             draft = load_draft(options, str(self.folder), model)
-        sizes = {"max_model_len": 2048, "threads": self.threads} | sizes
+        sizes = {"max_model_len": 2048, "threads": self.threads, "device": self.device} | sizes
         return LLM.from_model(model, self.tokenizer, draft=draft, **sizes, **speculation)
 
 
@@ -195,6 +197,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--data", nargs="+", metavar="FILE.jsonl", help="files of prompts (those in bench/prompts)")
     parser.add_argument("--limit", type=whole(1), default=40, help="prompts of each file (%(default)s)")
     parser.add_argument("--max-tokens", type=whole(1), default=64, help="tokens of each answer (%(default)s)")
+    parser.add_argument("--device", default="cpu", help="device of target and draft: cpu, cuda or cuda:N (%(default)s)")
     parser.add_argument("--threads", type=int, help="threads of the target (one for each core)")
     parser.add_argument("--json", metavar="FILE", help="write the results to this file")
     args = parser.parse_args(argv)
@@ -202,7 +205,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.delays:
         delay_lanes(random.Random(0))
     texts = workloads_of(parser, args)
-    runner = Runner(args.target, args.threads)
+    runner = Runner(args.target, args.threads, args.device)
     ids = [runner.tokenizer.encode_chat([{"role": "user", "content": p}]) for ps in texts.values() for p in ps]
     found = compare(runner, args, ids)
     results.write(args.json, found.pop("rows"), **found)

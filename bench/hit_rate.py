@@ -32,13 +32,15 @@ def weights(model) -> int:
 
 
 class Pair:
-    def __init__(self, target: str | None, draft: str | None, dtype: str, draft_dtype: str | None):
+    def __init__(self, target: str | None, draft: str | None, dtype: str, draft_dtype: str | None, device: str):
         from ssd.model import Llama, Tokenizer, resolve
+        from ssd.runtime.devices.placement import device_of
         from ssd.runtime.factory import load_draft
         from ssd.runtime.options import SpeculationOptions
 
+        self.device = str(device_of(device))
         folder = resolve(target)
-        self.model = Llama.load(folder, dtype)
+        self.model = Llama.load(folder, dtype, device=self.device)
         self.tokenizer = Tokenizer(folder)
         self.draft = load_draft(
             SpeculationOptions(mode="ssd", draft=draft, draft_dtype=draft_dtype), str(folder), self.model
@@ -49,7 +51,8 @@ class Pair:
         """(statistics of SSD over the prompts, one at a time; draft_overhead)."""
         from ssd import LLM
 
-        llm = LLM.from_model(self.model, self.tokenizer, draft=self.draft, mode="ssd", max_batch=1, **options)
+        options |= {"mode": "ssd", "max_batch": 1, "device": self.device}
+        llm = LLM.from_model(self.model, self.tokenizer, draft=self.draft, **options)
         for prompt, param in zip(ids, params, strict=True):
             llm.generate([prompt], param)
         stats = llm.stats()
@@ -64,7 +67,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--target", help="folder or id of the model (the default target)")
     parser.add_argument("--draft", help="folder or id of the draft (the target's own)")
     parser.add_argument("--dtype", default="bf16", help="precision of the target (%(default)s)")
-    parser.add_argument("--draft-dtype", help="precision of the draft (int8)")
+    parser.add_argument("--draft-dtype", help="precision of the draft (int8; on a GPU bf16)")
+    parser.add_argument("--device", default="cpu", help="device of target and draft: cpu, cuda or cuda:N (%(default)s)")
     parser.add_argument("--data", nargs="+", metavar="FILE.jsonl", help="files of prompts (those in bench/prompts)")
     parser.add_argument("--limit", type=whole(1), default=10, help="prompts of each file (%(default)s)")
     parser.add_argument("--max-tokens", type=whole(1), default=96, help="tokens of each answer (%(default)s)")
@@ -83,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
 
     texts = workloads_of(parser, args)
     check_names(parser, "--verify", args.verify.split(","), VERIFY)
-    pair = Pair(args.target, args.draft, args.dtype, args.draft_dtype)
+    pair = Pair(args.target, args.draft, args.dtype, args.draft_dtype, args.device)
     rows = []
     swept = (args.temperatures, args.verify.split(","), args.fan_out, args.tree_width)
     for workload, t, verify, f, width in itertools.product(texts, *swept):

@@ -12,6 +12,9 @@ import pytest
     [
         ("exact", "--limit 0", "--limit: got 0, wanted a whole number, at least 1"),
         ("exact", "--target /no/such/model", "ssd: no such folder: /no/such/model"),
+        ("exact", "--device cuda:99", "ssd: device: got 'cuda:99', but this torch sees "),
+        ("hit_rate", "--device cuda:99", "ssd: device: got 'cuda:99', but this torch sees "),
+        ("hit_rate", "--device gpu", "ssd: device: got 'gpu', wanted cpu, cuda, or cuda:N"),
         ("hit_rate", "--fan-out x", "--fan-out: got 'x', wanted numbers such as 1,2,4"),
         ("hit_rate", "--temperatures 0,warm", "--temperatures: got '0,warm', wanted numbers such as 0,0.5"),
         ("hit_rate", "--verify foo", "--verify: got 'foo', wanted some of coupled, rejection, saguaro"),
