@@ -55,8 +55,8 @@ bench: dev
 kernel-report: dev
 	$(PY) -m bench.kernel_report --json $(RESULTS)/kernel_report.json $(ARGS)
 
-# On a machine with a GPU, builds, tests, measures and decodes within 8 minutes, with the results in one folder.
-# It downloads nothing and uses the existing environment, .venv or PYTHON.
+# On a machine with a GPU, builds, decodes in every mode, measures and tests within 9 minutes; a line says of each part
+# whether it is ok. ARGS="--device cpu" runs small sizes here. It uses the existing environment, .venv or PYTHON.
 gpu-check:
 	$(if $(wildcard $(PY)),$(PY),$(PYTHON)) -m bench.gpu_check --out $(RESULTS)/gpu $(ARGS)
 

@@ -2,7 +2,8 @@
 
 A measurement is a CUDA graph of a few calls, each on its own inputs. The graphs of all candidates are replayed in turn
 with a plain copy, whose bandwidth is the roofline's; so no measurement includes the time to launch from Python. Before
-each replay, more memory is written than any cache holds.
+each replay, more memory is written than any cache holds. On the CPU the calls are timed as they are, which shows that
+all else works.
 """
 
 import statistics
@@ -13,12 +14,17 @@ import torch
 
 from .cases import Case
 from .cases.attention import COLD
+from .timing import interleave
 
-SQUARE = 8192  # rows and columns of the product that shows the peak
+SQUARE = 8192
 
 
-def seconds_of(calls: dict, rounds: int, flush: Callable[[], object], turns: int = 8) -> dict[str, list[float]]:
+def seconds_of(
+    calls: dict, rounds: int, flush: Callable[[], object], device: str, turns: int = 8
+) -> dict[str, list[float]]:
     """Seconds of a call in each round, by name. A call takes the number of its turn."""
+    if device == "cpu":
+        return interleave(calls, seconds=0, least=rounds)
     graphs = {}
     events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
     for name, call in calls.items():
@@ -49,7 +55,7 @@ def row(case: Case, rounds: int, copied: torch.Tensor, square: torch.Tensor) -> 
     right = bool(case.check())
     baselines, refused = case.usable() if right else ({}, {})
     roof = {"copy": lambda _: copied[0].copy_(copied[1]), "product": lambda _: square @ square}
-    times = seconds_of({case.op: case.run, **baselines, **roof}, rounds, copied[0].zero_)
+    times = seconds_of({case.op: case.run, **baselines, **roof}, rounds, copied[0].zero_, copied.device.type)
     median = {name: statistics.median(t) for name, t in times.items()}
     bandwidth = copied.nbytes / median["copy"]
     peak = 2 * len(square) ** 3 / median["product"]
@@ -68,15 +74,25 @@ def row(case: Case, rounds: int, copied: torch.Tensor, square: torch.Tensor) -> 
     }
 
 
-def rows(cases: Iterator[Case], seconds: float, limit: float | None = None, device: str = "cuda") -> Iterator[dict]:
-    """The rows of as many cases as `limit` seconds allow. The row of a case that cannot run has `error`."""
+def rows(
+    cases: Iterator[Case],
+    seconds: float,
+    limit: float | None = None,
+    device: str = "cuda",
+    cold: int = COLD,
+    square: int = SQUARE,
+) -> Iterator[dict]:
+    """The rows of as many cases as `limit` seconds allow. The row of a case that cannot run has `error`.
+
+    cold: bytes that no cache holds; square: rows and columns of the product that shows the peak.
+    """
     torch.manual_seed(0)
-    copied = torch.zeros(2, COLD // 2, dtype=torch.uint8, device=device)
-    square = torch.randn(SQUARE, SQUARE, device=device).bfloat16()
+    copied = torch.zeros(2, cold // 2, dtype=torch.uint8, device=device)
+    factor = torch.randn(square, square, device=device).bfloat16()
     begin = time.monotonic()
     for case in cases:
         try:
-            yield row(case, max(5, int(100 * seconds)), copied, square)
+            yield row(case, max(5, int(100 * seconds)), copied, factor)
         except RuntimeError as e:
             yield {"op": case.op, "backend": case.backend, "shape": case.shape, "error": str(e)[:300]}
         if limit and time.monotonic() - begin > limit:

@@ -46,6 +46,7 @@ MODELS = {
         rank_of("Llama-70B/4", "llama-3.1-70b", 4),
     )
 }
+TINY = {m.name: m for m in (Model("tiny", 64, 4, 2, 64, 96, 2, 256), Model("tiny-draft", 32, 1, 1, 64, 48, 1, 256))}
 ROWS = (1, 5, 8, 16, 32, 64)
 PREFIXES = (128, 1024, 4096, 32768)
 BATCHES = (1, 8, 32)

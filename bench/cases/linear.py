@@ -32,6 +32,8 @@ def case(shape: str, n: int, k: int, rows: int, format: str, device: str) -> Cas
     x = torch.randn(rows, k, device=device)
     rounded = x.bfloat16()
 
+    by_torch = "torch bfloat16" if device == "cpu" else "cuBLAS, by torch bfloat16"
+
     def run(turn):
         return linear(x, packed[turn % copies], n)
 
@@ -42,7 +44,7 @@ def case(shape: str, n: int, k: int, rows: int, format: str, device: str) -> Cas
         bytes=packed[0].nbytes + 4 * rows * (n + k),
         flops=2 * rows * n * k,
         check=lambda: check(run(0), x, weight, format),
-        baselines={"torch bfloat16": lambda turn: F.linear(rounded, plain[turn % copies])},
-        backend="triton",
+        baselines={by_torch: lambda turn: F.linear(rounded, plain[turn % copies])},
+        backend="triton" if device != "cpu" else "cpu",
         agreement=0.02,
     )

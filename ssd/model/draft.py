@@ -33,8 +33,11 @@ class Draft(Llama):
     ids: int64 [vocab], the target's id of each output, or None where they are the same. feature_layers: layers of the
     target whose features the draft reads, empty for an independent draft. The row of token j reads the hidden state of
     token j - 1 and has its K and V at index j - shift: a published EAGLE-3 has no row for the first token, a draft made
-    by ssd.distill has one, with a hidden state of 0.
+    by ssd.distill has one, with a hidden state of 0. folder: where it was loaded from.
     """
+
+    ids = fc = None
+    feature_layers, feature_width, shift = (), 0, 0
 
     @classmethod
     def load(

@@ -192,14 +192,14 @@ def test_rows_of_a_gpu_have_ratios_or_say_why_not(monkeypatch):
     """Everything of kernels_gpu but the clock runs on the CPU; a call takes a microsecond for each letter of its
     name."""
 
-    def clock(calls, rounds, flush):
-        assert rounds == 5 and flush() is not None
+    def clock(calls, rounds, flush, device):
+        assert rounds == 5 and flush() is not None and device == "cpu"
         assert all(call(turn) is not None for call in calls.values() for turn in (0, 1))
         return {name: [len(name) * 1e-6] * rounds for name in calls}
 
     monkeypatch.setattr(kernels_gpu, "seconds_of", clock)
-    monkeypatch.setattr(kernels_gpu, "COLD", 1 << 20)
-    monkeypatch.setattr(kernels_gpu, "SQUARE", 64)
+
+    small = {"device": "cpu", "cold": 1 << 20, "square": 64}
 
     def fail(turn):
         raise RuntimeError("no such kernel")
@@ -207,7 +207,7 @@ def test_rows_of_a_gpu_have_ratios_or_say_why_not(monkeypatch):
     right, wrong, broken = (attention.case(inputs(), "triton") for _ in range(3))
     right.baselines["none"] = fail
     wrong.check, broken.run = (lambda: False), fail
-    rows = list(kernels_gpu.rows(iter([right, wrong, broken]), 0.01, device="cpu"))
+    rows = list(kernels_gpu.rows(iter([right, wrong, broken]), 0.01, **small))
     assert rows[0]["microseconds"] == pytest.approx(14) and rows[0]["gb_per_s"] == pytest.approx(right.bytes / 14e3)
     assert rows[0]["baselines"] == {"torch SDPA, contiguous": pytest.approx(22 / 14)}
     assert rows[0]["refused"] == {"none": "RuntimeError: no such kernel"}
@@ -215,7 +215,7 @@ def test_rows_of_a_gpu_have_ratios_or_say_why_not(monkeypatch):
     assert rows[0]["roofline_fraction"] == pytest.approx(bound)
     assert not rows[1]["check"] and rows[1]["baselines"] == {}
     assert rows[2] == {"op": "tree_attention", "backend": "triton", "shape": right.shape, "error": "no such kernel"}
-    assert len(list(kernels_gpu.rows(iter([right, right]), 0.01, limit=1e-9, device="cpu"))) == 1
+    assert len(list(kernels_gpu.rows(iter([right, right]), 0.01, limit=1e-9, **small))) == 1
 
 
 def test_what_is_measured_and_what_is_left_out_is_written(monkeypatch, tmp_path, capsys):

@@ -2,11 +2,11 @@
 
 import torch
 
-from bench import synthetic
+from bench import shapes
 from bench.cases import attention
 from bench.shapes import Size
 
-TINY = synthetic.TINY["tiny"]
+TINY = shapes.TINY["tiny"]
 
 
 def inputs(prefix=40, batch=1, rows=5, depth=0, turns=2):
