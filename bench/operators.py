@@ -17,9 +17,11 @@ from ssd.runtime.devices.placement import device_of
 
 from . import kernels_gpu, results
 from .cases import Case, attention, linear
+from .cases.attention_peers import installed
 from .shapes import MODELS, PAGE, TINY, Model, Size
 
 library.load()
+PACKAGES = ("flash_attn", "flashinfer")
 ROWS = (1, 8, 24)  # a step, a verification, a level of a draft's branches
 
 
@@ -51,10 +53,11 @@ def main(argv: list[str] | None = None) -> int:
         torch.cuda.set_device(device)
         models, prefix, sizes = [MODELS["Llama-8B"], MODELS["Llama-1B"]], 4096, {}
     chosen = cases(device.type, models, prefix, sizes.get("cold", kernels_gpu.COLD))
+    missing = [name for name in PACKAGES if device.type != "cpu" and not installed(name)]
     rows = []
     for row in kernels_gpu.rows(chosen, args.seconds, args.limit, device.type, **sizes):
         rows.append(row)
-        results.write(args.json, rows)  # rows are kept even if a later one fails
+        results.write(args.json, rows, missing=missing)  # rows are kept even if a later one fails
     print(results.table(rows, ["op", "backend", "shape", "microseconds", "roofline_fraction", "baselines", "check"]))
     return 0 if all(row.get("check") for row in rows) else 1
 

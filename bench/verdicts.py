@@ -88,7 +88,8 @@ def hit_rate(out: Path) -> str:
 
 def operators(out: Path) -> str:
     """Every kernel is right; how many times as long others take, as a median."""
-    rows = read(out, "operators")["rows"]
+    found = read(out, "operators")
+    rows = found["rows"]
     bad = [row for row in rows if not row.get("check")]
     if bad or not rows:
         first = f": {bad[0]['op']} {bad[0]['backend']} {bad[0]['shape']}: {bad[0].get('error', 'wrong')}" if bad else ""
@@ -99,7 +100,7 @@ def operators(out: Path) -> str:
         for name, ratio in row["baselines"].items():
             ratios.setdefault(f"{row['op']} ({row['backend']}) against {name}", []).append(ratio)
     told = [f"{name} {statistics.median(values):.2f}" for name, values in ratios.items()]
-    told += [f"{name} refused" for name in sorted(refused)]
+    told += [f"{name} refused" for name in sorted(refused)] + [f"{n} not installed" for n in found.get("missing", [])]
     return f"{len(rows)} right; times as fast: {', '.join(told)}"
 
 

@@ -32,7 +32,7 @@ def case(shape: str, n: int, k: int, rows: int, format: str, device: str) -> Cas
     x = torch.randn(rows, k, device=device)
     rounded = x.bfloat16()
 
-    by_torch = "torch bfloat16" if device == "cpu" else "cuBLAS, by torch bfloat16"
+    by_torch = "torch bfloat16" if device == "cpu" else "cuBLAS (torch bfloat16)"
 
     def run(turn):
         return linear(x, packed[turn % copies], n)

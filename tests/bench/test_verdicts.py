@@ -51,10 +51,14 @@ ssd = partial(verdicts.speculated, mode="ssd")
         (verdicts.hit_rate, {"hit_rate": {"rows": [HIT]}}, "hit rate 0.50 in lockstep, none in real time"),
         (
             verdicts.operators,
-            {"operators": {"rows": [row(cuBLAS=x) for x in (1.0, 2.0, 4.0)]}},
-            "3 right; .*cuBLAS 2.00",
+            {"operators": {"rows": [row(a=x) for x in (1.0, 2.0, 4.0)]}},
+            "3 right; .*against a 2.00",
         ),
-        (verdicts.operators, {"operators": {"rows": [row(refused=["peer"])]}}, "1 right; .* peer refused"),
+        (
+            verdicts.operators,
+            {"operators": {"rows": [row(refused=["peer"])], "missing": ["x"]}},
+            ".* peer refused, x not inst",
+        ),
         (verdicts.synthetic, {"synthetic": {"rows": [MADE_UP]}}, r"ar 5.0 tokens/s \(1.00, 3 GB/s, .* first run 2 s"),
     ],
 )
