@@ -16,7 +16,7 @@ import triton
 from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
-from triton.runtime.jit import JITFunction
+from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from ssd.kernels.kv_copy.triton import kv_copy
 from ssd.kernels.linear.triton import linear, linear_swiglu
@@ -30,15 +30,6 @@ from ssd.kernels.verify.triton import verify_coupled
 from ..shapes import MODELS, PAGE, Model, Size, attention_cost
 from .sass import instructions
 
-TYPES = {
-    torch.float32: "fp32",
-    torch.float16: "fp16",
-    torch.bfloat16: "bf16",
-    torch.int64: "i64",
-    torch.int32: "i32",
-    torch.int8: "i8",
-    torch.uint8: "u8",
-}
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion")
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 
@@ -72,37 +63,24 @@ def recorded():
         JITFunction.run = kept
 
 
-def source_of(launch: Launch) -> ASTSource:
-    """The source of a kernel, specialised as Triton would for these arguments: pointers are divisible by 16, and an
-    integer that is 1 becomes a constant."""
-    signature = {}
-    constants = {}
-    attrs = {}
-    for i, param in enumerate(launch.kernel.params):
-        value = launch.args[param.name]
-        if param.is_constexpr or value is None or (type(value) is int and value == 1):
-            signature[param.name] = "constexpr"
-            constants[param.name] = value
-        elif isinstance(value, torch.Tensor):
-            signature[param.name] = "*" + TYPES[value.dtype]
-            attrs[(i,)] = [["tt.divisibility", 16]]
-        elif isinstance(value, int):
-            signature[param.name] = "i32" if -(2**31) <= value < 2**31 else "i64"
-            if value % 16 == 0:
-                attrs[(i,)] = [["tt.divisibility", 16]]
-        else:
-            signature[param.name] = "fp32"
-    return ASTSource(launch.kernel, signature, constants, attrs)
+def source_of(launch: Launch, target: GPUTarget) -> ASTSource:
+    """The source of a kernel, specialised as Triton does it at a launch with these arguments."""
+    kernel, backend = launch.kernel, make_backend(target)
+    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+    bound, specialization, _ = bind(**launch.args)
+    _, types, constants, attributes = kernel._pack_args(backend, {}, bound, specialization, {})
+    return ASTSource(kernel, types, constants, attributes)
 
 
 def compile_launch(launch: Launch, arch: int):
-    return triton.compile(source_of(launch), target=GPUTarget("cuda", arch, 32), options=launch.options)
+    target = GPUTarget("cuda", arch, 32)
+    return triton.compile(source_of(launch, target), target=target, options=launch.options)
 
 
 def lower(launch: Launch, arch: int):
     """The first step of compilation, which is quick: it translates Python to Triton's own language and checks types."""
     target = GPUTarget("cuda", arch, 32)
-    source = source_of(launch)
+    source = source_of(launch, target)
     context = ir.context()
     backend = make_backend(target)
     options = backend.parse_options({**source.parse_options(), **launch.options})
