@@ -15,7 +15,9 @@ def write(path: str | None, rows: list[dict], **more) -> None:
     """Writes {"machine", "command", "rows", ...} to `path`, or nothing if path is None."""
     if path:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        command = "python -m " + " ".join([f"bench.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
+        script = Path(sys.argv[0])
+        module = script.parent.name if script.stem == "__main__" else script.stem
+        command = " ".join([f"python -m bench.{module}", *sys.argv[1:]])
         Path(path).write_text(
             json.dumps({"machine": describe(), "command": command, "rows": rows, **more}, indent=1) + "\n"
         )
