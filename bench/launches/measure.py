@@ -81,17 +81,17 @@ class Allocations(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.kernels, self.kept, self.bytes = 0, {}, {}
+        self.kernels, self.kept, self.bytes = 0, [], {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        returns = func._schema.returns
-        views = any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+        aliases = [r.alias_info for r in func._schema.returns if r.alias_info is not None]
+        views = any(not alias.is_write for alias in aliases)
         self.kernels += not views and func.overloadpacket.__name__ not in MEMORY
         for tensor in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(tensor, torch.Tensor) and not views:
+            if isinstance(tensor, torch.Tensor) and not aliases:
                 storage = tensor.untyped_storage()
-                self.kept[storage._cdata] = storage  # alive, so that no other gets its address
+                self.kept.append(storage)  # alive, so that no other gets its address
                 self.bytes[storage._cdata] = storage.nbytes()
         return out
 

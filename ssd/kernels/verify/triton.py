@@ -64,7 +64,7 @@ def verify_coupled(
     check_dtypes(torch.int8, parents=parents)
     if nodes > 64 or parents.shape != tokens.shape or tokens.stride(1) != 1 or parents.stride(1) != 1:
         raise ValueError(f"parents: got {tuple(parents.shape)} for tokens {tuple(tokens.shape)}, wanted [B, N <= 64]")
-    entries, depths = torch.empty((2, logits.shape[0]), dtype=torch.int32, device=device)
+    entries, depths = (torch.empty(logits.shape[0], dtype=torch.int32, device=device) for _ in range(2))  # both aligned
     path = torch.empty((batch, nodes), dtype=torch.int8, device=device)
     accepted = torch.empty(batch, dtype=torch.int32, device=device)
     emitted = torch.empty((batch, nodes + 1), dtype=torch.int64, device=device)
