@@ -2,14 +2,14 @@
 
 `rows`, one for each model, pass and context: model, weights, pass (ar: plain decoding; verify: chains; draft: the
 deepest nodes of a forest; prompt: a chunk), rows, sequences, context, launches (of Triton), torch_launches, ctas
-(programs of all launches), ctas_with_work, estimated (whether that was counted on a sample), scratch_bytes (the most
-that an operator allocates beside its results), host_microseconds (Python's time, without compiler and driver), compiles
-(kernels that the pass needs); attention_ctas and attention_ctas_with_work are those of tree attention.
+(programs of all launches), ctas_with_work, scratch_bytes (the most that an operator allocates beside its results),
+host_microseconds (Python's time, without compiler and driver), compiles (kernels that the pass needs). attention_ctas
+and attention_ctas_with_work are those of tree attention; estimated: whether they were counted on a sample.
 `specialisations`: how many kernels a model needs for all rows and batches up to 64, and which arguments are to blame.
 
 With --lower every signature of these passes, and of all other calls of the operators, is lowered for sm_80, sm_90 and
 sm_100, and one of each kernel is compiled to the end. The command ends with an error that names the launches that fail.
-docs/kernels.md says how to read the table.
+docs/kernels-cuda.md says how to read the table.
 """
 
 import argparse
@@ -40,7 +40,7 @@ COLUMNS = (
 
 
 def worked(name: str) -> list[list]:
-    """For each pass the name, the grid, the programs with work, and whether they are estimated, of its launches."""
+    """What bench.launches.work prints."""
     environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-W", "ignore", "-m", "bench.launches.work", name]
     run = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -61,7 +61,7 @@ def table(name: str) -> list[dict]:
         row["ctas_with_work"] = round(sum(work for *_, work, _ in launches))
         row["attention_ctas"] = sum(math.prod(grid) for _, grid, *_ in attention)
         row["attention_ctas_with_work"] = round(sum(work for *_, work, _ in attention))
-        row["estimated"] = any(estimated for *_, estimated in launches)
+        row["estimated"] = any(sampled for *_, sampled in attention)
     return rows
 
 

@@ -1,4 +1,4 @@
-"""Calls of the runtime and of users of the operators, in all their forms: what must compile beside the passes of models.
+"""Calls of the operators in all their forms, by the runtime and by users: what must compile beside passes of models.
 
 Floats and integers are on the meta device. Every optional argument is given and None at least once.
 """
@@ -33,13 +33,13 @@ def draws() -> Calls:
         yield f"sample, {rows} rows", partial(kernels.sample, floats(rows, vocab), *filters(rows), logprobs)
     for rows, f, excluded, ids in product((1, 8, 192), (1, 4, 17), (None, 1, 3), (False, True)):
         exclude, target_ids = excluded and longs(rows, excluded), longs(VOCAB) if ids else None
-        arguments = (f, exclude, target_ids)
+        call = partial(kernels.top_f, floats(rows, VOCAB), *filters(rows), f, exclude, target_ids)
         for purpose in (0, 1, 3):
-            yield f"top_f, {rows} rows", partial(kernels.top_f, floats(rows, VOCAB), *filters(rows), *arguments, purpose)
+            yield f"top_f, {rows} rows", partial(call, purpose)
     for batch, nodes, logprobs in product((1, 3, 8, 64), (0, 1, 7, 63), (False, True)):
         tree = ints(batch + 1), ints(batch, nodes), meta(batch, nodes, dtype=torch.int8)
-        logits = floats(batch * (nodes + 1), VOCAB)
-        yield f"verify_coupled, {batch} x {nodes}", partial(kernels.verify_coupled, logits, *tree, *filters(batch), logprobs)
+        call = partial(kernels.verify_coupled, floats(batch * (nodes + 1), VOCAB), *tree, *filters(batch), logprobs)
+        yield f"verify_coupled, {batch} x {nodes}", call
     for rows in (1, 16):
         yield "noise_words", partial(kernels.noise_words, longs(rows), longs(rows), VOCAB)
 

@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 import planted_kernels  # noqa: E402
 from planted_kernels import general_kernel, guarded_kernel, plain_kernel, unguarded_kernel  # noqa: E402
 
-from bench.kernel_report.triton import floats, ints, recorded  # noqa: E402
+from bench.kernel_report.triton import floats, ints, longs, recorded  # noqa: E402
 from bench.launches.__main__ import ARCHS, every_signature, lowered  # noqa: E402
 from bench.launches.measure import Allocations, host_time, measured, scratch  # noqa: E402
 from bench.launches.passes import forms, passes  # noqa: E402
@@ -129,7 +129,8 @@ def test_scratch_is_what_an_operator_keeps_to_itself():
     from ssd import kernels
 
     with forms(), recorded(), scratch() as most:
-        kernels.sample(floats(3, 5000), floats(3), ints(3), floats(3), floats(3), floats(3).long(), ints(3).long(), True)
+        filters = floats(3), ints(3), floats(3), floats(3), longs(3), longs(3)
+        kernels.sample(floats(3, 5000), *filters, True)
     assert most["sample"] == 3 * 2 * 2 * 4 + 3 * 2 * 4 + 2 * (3 * 2 * 4)
     assert kernels.sample.__module__ == "ssd.kernels.sample"  # nothing is left patched
 
