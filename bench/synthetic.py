@@ -73,7 +73,7 @@ def random_weights(m: Model, device: str, after: torch.Tensor, acceptance: float
     norm_dtype = torch.float32 if device == "cpu" else torch.bfloat16
 
     def packed(n, k, rows):
-        return pack_rows(rows, n, lambda w: kernels.pack_linear(w, "bf16"), arena)
+        return pack_rows(rows, n, lambda w, outputs: kernels.pack_linear(w, "bf16", outputs), arena)
 
     def random(n, k, scale=1.0):
         return packed(n, k, lambda i, j: torch.randn(j - i, k, device=device) * (scale * k**-0.5))

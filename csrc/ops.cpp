@@ -29,7 +29,7 @@ TORCH_LIBRARY(ssd, m) {
       "int? vocab=None, Tensor? hidden=None, Tensor? hidden_norm=None, int[] feature_layers=[]) -> (Tensor, Tensor)");
   m.def("kv_copy(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor sources, Tensor targets) -> ()");
   // dense
-  m.def("pack_linear(Tensor weight, str format) -> Tensor");
+  m.def("pack_linear(Tensor weight, str format, int? outputs=None) -> Tensor");
   m.def("linear(Tensor x, Tensor packed, int n, Tensor? bias=None, Tensor? residual=None) -> Tensor");
   m.def("linear_swiglu(Tensor x, Tensor packed, int n, Tensor? bias=None) -> Tensor");
   m.def("embedding(Tensor ids, Tensor table) -> Tensor");

@@ -19,7 +19,7 @@ from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from ssd.kernels.kv_copy.triton import kv_copy
-from ssd.kernels.linear.triton import linear, linear_swiglu
+from ssd.kernels.linear.triton import linear, linear_swiglu, pack_linear
 from ssd.kernels.norm.triton import add_rms_norm
 from ssd.kernels.rope_append.triton import rope_append
 from ssd.kernels.sample.triton import sample
@@ -155,9 +155,8 @@ def attention(size: Size, dtype: torch.dtype, tree: bool = True) -> Case:
 
 def product(model: Model, format: str, layer: str, rows: int) -> Case:
     n, k = model.layers[layer]
-    dtype = torch.float16 if format == "fp16" else torch.bfloat16
-    packed = meta(n // 16, k * 33 // 2, dtype=torch.uint8) if format == "int8" else meta(n // 16, 16, k, dtype=dtype)
-    x = meta(rows, k, dtype=dtype)
+    packed = pack_linear(floats(n, k), format)
+    x = meta(rows, k, dtype=torch.float16 if format == "fp16" else torch.bfloat16)
     swiglu = layer == "gate_up"
     residual = layer in ("o", "down")
     with recorded() as launches:

@@ -68,10 +68,10 @@ def open_model(source: str | Path, dtype: str, device: torch.device) -> tuple[Ll
 def packing(dtype: str):
     """The functions pack and pack_head for load_weights. q4 keeps blocks; other weights become Q4_1, the head Q8_0."""
 
-    def pack(weight, format=dtype):
-        return kernels.pack_linear(weight, format)
+    def pack(weight, outputs=None, format=dtype):
+        return kernels.pack_linear(weight, format, outputs)
 
-    def pack_q4(weight, floats):
-        return pack(weight, FORMATS[weight.shape[2]] if weight.dtype == torch.uint8 else floats)
+    def pack_q4(weight, outputs=None, *, floats):
+        return pack(weight, outputs, FORMATS[weight.shape[2]] if weight.dtype == torch.uint8 else floats)
 
     return (partial(pack_q4, floats="q4_1"), partial(pack_q4, floats="q8_0")) if dtype == "q4" else (pack, pack)

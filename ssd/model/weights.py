@@ -12,7 +12,7 @@ from .memory import Arena
 
 BLOCK = 16  # gate and up alternate in blocks of this many rows, which is also a panel of a packed weight
 CHUNK = 1 << 23  # elements converted to float32 at a time
-Pack = Callable[[torch.Tensor], torch.Tensor]
+Pack = Callable[[torch.Tensor, int], torch.Tensor]  # some rows of a weight, and how many the whole has
 Rows = Callable[[int, int], torch.Tensor]  # rows i to j - 1 of a weight
 
 
@@ -106,7 +106,7 @@ def pack_rows(rows: Rows, n: int, pack: Pack, arena: Arena) -> torch.Tensor:
     packed = None
     for i in range(0, n, step):
         part = rows(i, min(i + step, n))
-        part = pack((part if first.dtype == torch.uint8 else part.float()).contiguous())
+        part = pack((part if first.dtype == torch.uint8 else part.float()).contiguous(), n)
         if packed is None:
             shape = (-(-n // BLOCK), *part.shape[1:])
             packed = arena.empty(shape, part.dtype) if part.device.type == "cpu" else part.new_empty(shape)
@@ -126,9 +126,10 @@ def load_weights(
 ) -> Weights:
     """Read and pack a checkpoint; all names and shapes are checked before the first tensor is read.
 
-    pack: makes a packed weight of float32 [N, K] or blocks; pack_head: the same for the output matrix, if it differs;
-    shapes: by default tensor_shapes(config); embedding: used in place of the checkpoint's; norm_dtype: that of the
-    activations. Raises ValueError as Checkpoint does; values sent to a device are for check_values to check.
+    pack: makes a packed weight of some rows, float32 [any, K] or blocks, given how many rows the whole weight has;
+    pack_head: the same for the output matrix, if it differs; shapes: by default tensor_shapes(config); embedding: used
+    in place of the checkpoint's; norm_dtype: that of the activations. Raises ValueError as Checkpoint does; values sent
+    to a device are for check_values to check.
     """
     checkpoint = source if isinstance(source, Checkpoint) else Checkpoint(source)
     shapes, folder, arena = shapes or tensor_shapes(config), checkpoint.folder, Arena()

@@ -21,9 +21,7 @@ def attention(requests=3, rows=5, group=3, kv_heads=2, dim=64, pages=40, page=16
 
 
 def product(rows=5, n=64, k=1024, int8=False, swiglu=False):
-    packed = meta(-(-n // 16), 16, k)
-    if int8:
-        packed = meta(-(-n // 16), 1056 * -(-k // 64), dtype=torch.uint8)
+    packed = FORMS["pack_linear"](floats(n, k), "int8" if int8 else "bf16")
     if swiglu:
         FORMS["linear_swiglu"](meta(rows, k), packed, n, floats(n))
     else:
@@ -116,7 +114,7 @@ def test_one_row_of_a_split_product_compiles_to_the_end():
 
 
 def test_all_operators_of_the_forms_are_here():
-    composed = {"llama_forward", "pack_linear"}  # of other kernels, and of torch
+    composed = {"llama_forward"}  # of the others
     with pytest.MonkeyPatch.context() as patch:
         called = set()
         for name, form in FORMS.items():

@@ -31,7 +31,7 @@ CONFIG = {
 }
 
 
-def plain(weight):
+def plain(weight, _):
     """Panels of 16 rows in place of a packed weight."""
     return module.pad_rows(weight).unflatten(0, (-1, 16)).clone()
 

@@ -84,7 +84,8 @@ Tensor pack_blocks(const Tensor& blocks, c10::string_view name, Format f) {
   });
 }
 
-Tensor pack_linear(const Tensor& weight, c10::string_view name) {
+// The rows of the whole matrix matter on a GPU only, where they decide how K is split.
+Tensor pack_linear(const Tensor& weight, c10::string_view name, std::optional<int64_t>) {
   const auto* found = std::find_if(std::begin(kFormats), std::end(kFormats), [&](auto& f) { return name == f.first; });
   SSD_CHECK(found != std::end(kFormats), "format: got '", name,
             "', wanted 'fp32', 'bf16', 'int8', 'q8_0', 'q4_0' or 'q4_1'");

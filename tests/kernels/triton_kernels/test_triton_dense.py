@@ -7,18 +7,41 @@ from ssd.kernels.embedding.triton import embedding
 from ssd.kernels.linear import triton as form
 
 
-def test_parts_of_k_cover_it_and_never_depend_on_rows():
-    for n, k in ((576, 576), (576, 1536), (4096, 14336), (32, 64), (128256, 4096), (1024, 8191)):
-        for swiglu in (False, True):
-            parts, length = form.plan(n, k, swiglu)
-            assert length % 64 == 0 and (parts - 1) * length < k <= parts * length
+@pytest.mark.parametrize("format", ["bf16", "int8"])
+def test_a_slice_of_the_panels_gives_the_bits_of_the_whole(device, format, monkeypatch):
+    """Also where the slice alone would be split otherwise, and where one program sums all parts."""
+    monkeypatch.setattr(form, "split_of_k", lambda n, k: (4, 128) if n > 64 else (1, 512))
+    torch.manual_seed(0)
+    weight, x = torch.randn(96, 500, device=device), torch.randn(3, 500, device=device).bfloat16()
+    whole = form.pack_linear(weight, format)
+    y, z = form.linear(x, whole, 96), form.linear_swiglu(x, whole, 96)
+    assert torch.equal(form.pack_linear(weight[32:64], format, 96), whole[2:4])
+    assert torch.equal(form.linear(x, whole[2:4], 32), y[:, 32:64])
+    assert torch.equal(form.linear_swiglu(x, whole[2:4], 32), z[:, 16:32])
+    assert not torch.equal(form.linear(x, form.pack_linear(weight[32:64], format), 32), y[:, 32:64])
+    monkeypatch.setattr(form, "CHAINS", 16)
+    assert torch.equal(form.linear(x, whole, 96), y) and torch.equal(form.linear_swiglu(x, whole, 96), z)
+
+
+@pytest.mark.parametrize("format", ["fp32", "bf16", "int8"])
+def test_a_row_has_the_same_bits_among_2_to_150_rows(device, format):
+    """The rows are those where tiles change their size, and 150 have tiles of their own; K is split."""
+    torch.manual_seed(0)
+    dtype = torch.float32 if format == "fp32" else torch.bfloat16
+    weight, x = torch.randn(32, 1100, device=device), torch.randn(150, 1100, device=device).to(dtype)
+    packed = form.pack_linear(weight, format)
+    assert packed.shape[1] == 2
+    y, z = form.linear(x, packed, 32), form.linear_swiglu(x, packed, 32)
+    for rows in (1, 2, 9, 17, 33, 128):
+        assert torch.equal(form.linear(x[:rows], packed, 32), y[:rows]), rows
+        assert torch.equal(form.linear_swiglu(x[:rows], packed, 32), z[:rows]), rows
 
 
 def test_int8_is_within_half_a_step(device):
     torch.manual_seed(0)
     weight = torch.randn(5, 100, device=device)
     weight[2] = 0
-    packed = form.pack_linear(weight, "int8")  # [1, 16.5 * 128]
+    packed = form.pack_linear(weight, "int8")[0, 0]  # [1, 2112]
     quants, scales = packed.split([16 * 128, 64], 1)
     quants, scales = quants.contiguous().view(torch.int8).view(16, 2, 64), scales.contiguous().view(torch.float16)
     back = (quants * scales.float().view(16, 2, 1)).view(16, 128)[:5, :100]

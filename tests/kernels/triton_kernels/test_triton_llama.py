@@ -21,7 +21,7 @@ def loaded(folder, device, dtype, format):
     """Llama.load on the device, even if the kernels run on CPU tensors."""
     config = LlamaConfig.from_folder(folder)
     checkpoint = Checkpoint(folder, ring=Ring(torch.device(device)))
-    weights = load_weights(config, checkpoint, lambda w: pack_linear(w, format), dtype, norm_dtype=dtype)
+    weights = load_weights(config, checkpoint, lambda w, n: pack_linear(w, format, n), dtype, norm_dtype=dtype)
     checkpoint.check_values()
     return Llama(config, weights, *(t.to(device) for t in rope_tables(config)), format)
 
