@@ -3,10 +3,13 @@
 `rows`: kernel, form (triton, cuda), arch, dtype, head_dim, shape, threads, registers, spill_bytes, stack_bytes,
 shared_bytes, occupancy (share of a multiprocessor's warps that are resident), mma (tensor-core instructions),
 wide_loads (loads of 128 bits from global memory), narrow_copies (copies of fewer bits from global to shared memory),
-bytes, flops, roofline_us {A100, H100, H200} (the longer of bytes by bandwidth and flops by peak).
+bytes, flops, roofline_us {A100, H100, H200} (the longer of bytes by bandwidth and flops by peak); of Triton's linear
+also weight_bytes, in_flight_bytes (those on their way at once, on sm_90 of an H200), buffers, waiting_loads and k_order
+(bench.kernel_report.in_flight).
 A form is a module whose rows(archs, quick) yields these columns up to flops; a form whose tools are missing is named.
 The report ends with an error if a kernel of 16-bit weights or caches at head_dim up to 128 breaks a rule: it has no
-spills; in attention and linear, it has tensor-core instructions and loads keys, values and weights in 128 bits.
+spills; in attention and linear, it has tensor-core instructions and loads keys, values and weights in 128 bits. So it
+does if linear has too few bytes in flight at up to 128 rows, or if its loop waits for a load.
 """
 
 import argparse
@@ -15,24 +18,20 @@ import sys
 from importlib.util import find_spec
 
 from .. import results
+from .in_flight import WANTED, resident, too_few
 
 FORMS = ("triton", "cuda")
 ARCHS = (80, 90, 100)
 GPUS = {"A100": (2.039e12, 312e12), "H100": (3.35e12, 989e12), "H200": (4.8e12, 989e12)}  # bytes/s, 16-bit flop/s
-SHARED = {"sm_80": 164, "sm_90": 228, "sm_100": 228}  # KiB a multiprocessor; each block also takes 1 for itself
 COLUMNS = (
     "kernel form arch dtype head_dim shape registers spill_bytes shared_bytes occupancy mma wide_loads narrow_copies "
-    "roofline_us"
+    "in_flight_bytes roofline_us"
 ).split()
 
 
 def occupancy(registers: int, threads: int, shared: int, arch: str) -> float:
-    """The share of a multiprocessor's 64 warps that are resident. It has 65,536 registers, which warps get in units of
-    256, and at most 32 blocks."""
-    warps = threads // 32
-    by_registers = 65536 // (-(-registers * 32 // 256) * 256) // warps
-    by_shared = SHARED[arch] * 1024 // (shared + 1024)
-    return min(by_registers, by_shared, 64 // warps, 32) * warps / 64
+    """The share of a multiprocessor's 64 warps that are resident."""
+    return resident(registers, threads, shared, arch) * (threads // 32) / 64
 
 
 def finished(row: dict) -> dict:
@@ -50,7 +49,14 @@ def faults(row: dict) -> list[str]:
     if row["flops"]:
         found += [] if row["mma"] else ["no tensor-core instruction"]
         found += [] if row["wide_loads"] else ["no 128-bit load"]
-        found += [f"{row['narrow_copies']} copies of less than 128 bits"] if row["narrow_copies"] else []
+        few = row["wide_loads"] // 2 if row["dtype"] == "int8" else 0  # copies of scales have 32 bits
+        found += [f"{row['narrow_copies']} copies of less than 128 bits"] if row["narrow_copies"] > few else []
+    if row.get("weight_bytes"):
+        found += [f"{row['waiting_loads']} loads in the loop wait for memory"] if row["waiting_loads"] else []
+        order = [4] if row["dtype"] == "int8" else [2]
+        found += [] if row["k_order"] == order else [f"takes k in the order {row['k_order']}, wanted {order}"]
+        if row["rows"] <= 128 and too_few(row["in_flight_bytes"], row["weight_bytes"]):
+            found += [f"{row['in_flight_bytes']:,} of {row['weight_bytes']:,} bytes in flight, wanted {WANTED:,.0f}"]
     return [f"{row['kernel']} {row['arch']} {row['dtype']} {row['shape']}: {fault}" for fault in found]
 
 
@@ -78,7 +84,7 @@ def main() -> None:
     rows, missing = report(quick=args.quick, forms=args.forms)
     results.write(args.json, rows, missing=missing)
     shown = [row | {"mma": ", ".join(row["mma"])} for row in rows]
-    print(results.table(shown, list(COLUMNS)))
+    print(results.table([dict.fromkeys(COLUMNS) | row for row in shown], list(COLUMNS)))
     for line in missing:
         print(f"not compiled, {line}", file=sys.stderr)
     if broken := [fault for row in rows for fault in faults(row)]:

@@ -28,6 +28,7 @@ from ssd.kernels.tree_attention.triton import tree_attention
 from ssd.kernels.verify.triton import verify_coupled
 
 from ..shapes import MODELS, PAGE, Model, Size, attention_cost
+from .in_flight import bytes_in_flight, pipeline, resident, weight_bytes
 from .sass import instructions
 
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion")
@@ -108,6 +109,18 @@ def disassemble(compiled) -> dict:
         "stack_bytes": stack,
         "shared_bytes": compiled.metadata.shared,
         **instructions(sass),
+    }
+
+
+def memory_of(launch: Launch, compiled, code: dict) -> dict:
+    """How a launch of linear keeps memory busy."""
+    threads = 32 * launch.options["num_warps"]
+    blocks = resident(code["registers"], threads, code["shared_bytes"], "sm_90")
+    return {
+        "rows": launch.args["rows"],
+        "weight_bytes": weight_bytes(launch.args),
+        "in_flight_bytes": bytes_in_flight(launch.grid, launch.args, blocks),
+        **pipeline(compiled.asm["ttgir"]),
     }
 
 
@@ -216,6 +229,7 @@ def cases(quick: bool) -> list[Case]:
             *(attention(Size(large, 1, 8, prefix), bf16) for prefix in (128, 4096)),
             product(large, "bf16", "qkv", 8),
             product(small, "int8", "gate_up", 8),
+            product(large, "int8", "qkv", 64),
         ]
     found = []
     for m in MODELS.values():
@@ -224,7 +238,7 @@ def cases(quick: bool) -> list[Case]:
             found += [attention(Size(m, 1, rows, 4096), dtype, tree=False) for rows in (1, 512)]
             found += [attention(Size(m, 1, 24, prefix, 4), dtype) for prefix in (128, 4096)]
         for format in ("bf16", "int8", *["fp16"] * (m.head_dim == 128)):
-            found += [product(m, format, layer, rows) for layer in m.layers for rows in (8, 64, 512)]
+            found += [product(m, format, layer, rows) for layer in m.layers for rows in (1, 8, 24, 64, 128, 512)]
     for d in (80, 96):
         m = Model(f"32 heads of {d}, 8 of KV", 32 * d, 32, 8, d, 0, 0, 0)
         found += [attention(Size(m, *size), bf16) for size in ((1, 8, 4096), (32, 8, 4096), (1, 8, 128))]
@@ -253,4 +267,5 @@ def rows(archs: tuple[int, ...], quick: bool = False) -> Iterator[dict]:
                     **code,
                     "bytes": case.bytes if main else None,
                     "flops": case.flops if main else None,
+                    **(memory_of(launch, compiled, code) if launch.name == "linear_fwd_kernel" and arch == 90 else {}),
                 }

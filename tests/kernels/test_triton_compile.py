@@ -33,13 +33,34 @@ def test_products_use_one_instruction_wide_loads_and_no_spills(rows):
     assert {row["head_dim"] for row in products} == {64, 128}
     for row in products:
         assert row["mma"] == ["HMMA.16816.F32.BF16"], row
-        assert row["wide_loads"] > 0 and row["narrow_copies"] == 0, row
+        scales = row["wide_loads"] // 2 if row["dtype"] == "int8" else 0
+        assert 0 <= row["narrow_copies"] <= scales < row["wide_loads"], row
         assert 0 < row["occupancy"] <= 1 and row["roofline_us"]["H200"] < row["roofline_us"]["A100"]
     assert all(row["spill_bytes"] == 0 for row in rows)
 
 
+def test_the_loop_of_linear_has_all_buffers_and_waits_for_no_load(rows):
+    """Recorded launches have the buffers that the compiler makes, in the shared memory that is reckoned with."""
+    from bench.kernel_report.in_flight import tile_bytes
+    from bench.kernel_report.triton import MODELS, product
+
+    large, small = MODELS["Llama-8B"], MODELS["Llama-1B"]
+    for case in (
+        product(large, "bf16", "qkv", 8),
+        product(small, "int8", "gate_up", 8),
+        product(large, "int8", "qkv", 64),
+    ):
+        (row,) = (r for r in rows if r["shape"] == case.shape and r["arch"] == "sm_90")
+        args = case.launches[0].args
+        assert row["buffers"] == args["STAGES"] - 1 > 1
+        assert row["buffers"] * sum(tile_bytes(args)) == row["shared_bytes"]
+        assert row["waiting_loads"] == 0 and row["k_order"] == [4 if args["INT8"] else 2]
+        assert row["in_flight_bytes"] > 3.4e6
+
+
 GOOD = dict(kernel="x", arch="sm_90", dtype="bfloat16", shape="s", head_dim=128, flops=1, bytes=1, threads=128,
-            registers=9, shared_bytes=0, spill_bytes=0, mma=["HMMA"], wide_loads=1, narrow_copies=0)  # fmt: skip
+            registers=9, shared_bytes=0, spill_bytes=0, mma=["HMMA"], wide_loads=1, narrow_copies=0, rows=8,
+            weight_bytes=9_000_000, in_flight_bytes=4_000_000, waiting_loads=0, k_order=[2])  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -49,6 +70,10 @@ GOOD = dict(kernel="x", arch="sm_90", dtype="bfloat16", shape="s", head_dim=128,
         ({"mma": []}, "no tensor-core instruction"),
         ({"wide_loads": 0}, "no 128-bit load"),
         ({"narrow_copies": 3}, "3 copies of less than 128 bits"),
+        ({"dtype": "int8", "k_order": [4], "wide_loads": 4, "narrow_copies": 3}, "3 copies of less than 128 bits"),
+        ({"in_flight_bytes": 3_300_000}, "3,300,000 of 9,000,000 bytes in flight, wanted 3,400,000"),
+        ({"waiting_loads": 1}, "1 loads in the loop wait for memory"),
+        ({"k_order": [2, 4]}, "takes k in the order [2, 4], wanted [2]"),
     ],
 )
 def test_the_report_ends_with_an_error_where_a_rule_is_broken(broken, words, monkeypatch, capsys):
@@ -63,7 +88,7 @@ def test_the_report_ends_with_an_error_where_a_rule_is_broken(broken, words, mon
             continue
         with pytest.raises(SystemExit) as end:
             kernel_report.main()
-        assert end.value.code == f"x sm_90 bfloat16 s: {words}"
+        assert end.value.code == f"x sm_90 {row['dtype']} s: {words}"
 
 
 def test_instructions_are_read_from_machine_code():

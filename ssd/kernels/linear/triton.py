@@ -187,10 +187,8 @@ def tiles(rows, columns, parts, int8, swiglu, size):
     """
     bm = 16 if rows <= 16 else 32
     bn, warps, room, wanted = next(sizes for limit, *sizes in SIZES if rows <= limit)
-    if int8 and swiglu and rows > 32:
-        bn //= 2  # for want of registers
     crowd = triton.cdiv(rows, bm) if rows > 128 else 1
-    fold = parts > 1 and columns * crowd >= CHAINS
+    fold = parts > 1 and columns * crowd >= CHAINS and not (int8 and swiglu and rows > 32)  # registers would not do
     while bn > BLOCK and triton.cdiv((1 + swiglu) * columns, bn) * (1 if fold else parts) * crowd < wanted:
         bn //= 2
     inputs = 2 * GROUP if int8 else GROUP
