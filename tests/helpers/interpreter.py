@@ -16,7 +16,7 @@ def prepare() -> None:
     bfloat16, and that for NumPy 2.4 only arrays without dimensions become numbers (Triton 3.6)."""
     from triton.runtime import interpreter
 
-    from ssd.kernels.sample import triton as sample
+    from ssd.kernels.sample import triton_filters as filters
     from ssd.kernels.tree_attention import triton as tree_attention
 
     tl = interpreter.tl
@@ -39,5 +39,5 @@ def prepare() -> None:
     interpreter._patch_lang_tensor = with_index
     interpreter.InterpreterBuilder.create_dot = dot
     interpreter.InterpreterBuilder.get_bf16 = bf16  # only Triton 3.9 has it
-    sample.CHUNK = 64  # a few chunks a row
+    filters.CHUNK, filters.BLOCK, filters.ROWS = 64, 32, 3  # a few chunks a row, and of many rows a few at once
     tree_attention.SPAN, tree_attention.TILE = 32, 16

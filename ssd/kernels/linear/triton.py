@@ -193,7 +193,8 @@ def tiles(rows, columns, parts, int8, swiglu, size):
         bn //= 2
     inputs = 2 * GROUP if int8 else GROUP
     stages = 1 + max(2, min(8, room // (inputs * (bn * size + bm * max(size, 2)))))
-    return bm, max(BLOCK, bn // (1 + swiglu)), warps, stages, fold
+    bn = max(BLOCK, bn // (1 + swiglu))
+    return bm, bn, min(warps, bn // 8), stages, fold
 
 
 def launch(x, packed, n, bias, residual, swiglu):

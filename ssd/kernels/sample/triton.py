@@ -1,8 +1,6 @@
-"""Coupled sampling in Triton: the statistics of a row in chunks, its filters, the scores in chunks, the answer.
+"""Coupled sampling in Triton: the statistics and filters of a row (triton_filters), the scores in chunks, the answer.
 
-Integers equal the reference's. A sum of probabilities is one of integers (exp z in units of 2^-40), so it has the
-same value in any order. The filters bisect the 31 bits of -z, which ascend as z descends: no sort, and a row's cut
-depends on that row alone. Nothing waits for the device: a row with NaN, +inf or nothing but -inf gets token -1
+Integers equal the reference's. Nothing waits for the device: a row with NaN, +inf or nothing but -inf gets token -1
 and log-probability NaN, where the CPU form raises.
 """
 
@@ -11,10 +9,7 @@ import triton
 import triton.language as tl
 
 from ..check import check_dtypes
-
-CHUNK = 4096
-ALL = tl.constexpr(0x7F7FFFFF)  # bits of the greatest finite -z: what a row without filters keeps
-NO_ID = tl.constexpr(0x7FFFFFFF)
+from .triton_filters import NO_ID, inverse_temperature, load_top, open_rows, scaled
 
 
 @triton.jit
@@ -60,125 +55,11 @@ def log_exponential(word):
 
 
 @triton.jit
-def scaled(b_x, top, inverse):
-    """The scaled logit z = (logit - max) / temperature <= 0, and the bits of -z, which ascend as z descends."""
-    z = (b_x - top) * inverse
-    return z, (-z).to(tl.int32, bitcast=True) & 0x7FFFFFFF
-
-
-@triton.jit
-def inverse_temperature(t):
-    return tl.minimum(tl.div_rn(1.0, tl.where(t == 0.0, 1.0, t)), 3.4028234663852886e38)
-
-
-@triton.jit
 def noise_words_kernel(seeds, positions, out, ids, purpose, CHUNK: tl.constexpr):
     row, first = tl.program_id(0), tl.program_id(1) * CHUNK
     words = noise_of_block(tl.load(seeds + row), tl.load(positions + row), purpose, first, CHUNK)
     o_v = first + tl.arange(0, CHUNK)
     tl.store(out + row.to(tl.int64) * ids + o_v, words.to(tl.int64), mask=o_v < ids)
-
-
-@triton.jit
-def row_stats_kernel(logits, stats, vocab, logits_row, chunks, CHUNK: tl.constexpr):
-    """The maximum of a chunk, NaN where an element is NaN or +inf, and the sum of exp(logit - maximum)."""
-    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    o_v = chunk * CHUNK + tl.arange(0, CHUNK)
-    b_x = tl.load(logits + row * logits_row + o_v, mask=o_v < vocab, other=float("-inf"))
-    bad = tl.max(((b_x != b_x) | (b_x == float("inf"))).to(tl.int32), 0)
-    top = tl.max(tl.where(b_x == b_x, b_x, float("-inf")), 0)
-    total = tl.sum(tl.exp(b_x - tl.where(top == float("-inf"), 0.0, top)), 0)
-    p_stats = stats + (row * chunks + chunk) * 2
-    tl.store(p_stats, tl.where(bad > 0, float("nan"), top))
-    tl.store(p_stats + 1, total)
-
-
-@triton.jit
-def load_top(stats, row, chunks, CHUNKS: tl.constexpr):
-    """The maximum of a row, NaN where that of a chunk is."""
-    o_c = tl.arange(0, CHUNKS)
-    tops = tl.load(stats + (row * chunks + o_c) * 2, mask=o_c < chunks, other=float("-inf"))
-    top = tl.max(tl.where(tops == tops, tops, float("-inf")), 0)
-    return tl.where(tl.max((tops != tops).to(tl.int32), 0) > 0, float("nan"), top)
-
-
-@triton.jit
-def weight_up_to(p_x, vocab, top, inverse, u, cut_u, cut_id, MASS: tl.constexpr, CHUNK: tl.constexpr):
-    """The weight of survivors of (cut_u, cut_id) with bits of at most u; a token weighs 1, or exp z with MASS."""
-    total = tl.zeros([CHUNK], tl.int64)
-    for first in range(0, vocab, CHUNK):
-        o_v = first + tl.arange(0, CHUNK)
-        z, bits = scaled(tl.load(p_x + o_v, mask=o_v < vocab, other=float("-inf")), top, inverse)
-        keep = (bits <= u) & ((bits < cut_u) | ((bits == cut_u) & (o_v <= cut_id)))
-        if MASS:
-            total += tl.where(keep, tl.exp(z) * 1099511627776.0, 0.0).to(tl.int64)
-        else:
-            total += keep.to(tl.int64)
-    return tl.sum(total, 0)
-
-
-@triton.jit
-def nth_of_equals(p_x, vocab, top, inverse, u, n, CHUNK: tl.constexpr):
-    """The id of the n-th token, counted from 1, with these bits."""
-    found, seen = vocab - 1 + n.to(tl.int32) * 0, n * 0
-    for first in range(0, vocab, CHUNK):
-        o_v = first + tl.arange(0, CHUNK)
-        _, bits = scaled(tl.load(p_x + o_v, mask=o_v < vocab, other=float("-inf")), top, inverse)
-        equal = (bits == u).to(tl.int64)
-        nth = (equal > 0) & (tl.cumsum(equal, 0) + seen == n)
-        found = tl.minimum(found, tl.min(tl.where(nth, o_v, vocab), 0))
-        seen += tl.sum(equal, 0)
-    return found
-
-
-@triton.jit
-def tighten(p_x, vocab, top, inverse, need, cut_u, cut_id, MASS: tl.constexpr, CHUNK: tl.constexpr):
-    """The fewest best survivors that weigh at least `need` (float64)."""
-    low = cut_u * 0 - 1  # bits that fall short
-    high = cut_u
-    for _ in range(0, 31):
-        middle = low + (high - low) // 2
-        enough = weight_up_to(p_x, vocab, top, inverse, middle, cut_u, cut_id, MASS, CHUNK).to(tl.float64) >= need
-        high = tl.where(enough, middle, high)
-        low = tl.where(enough, low, tl.minimum(middle, high - 1))
-    before = weight_up_to(p_x, vocab, top, inverse, high - 1, cut_u, cut_id, MASS, CHUNK).to(tl.float64)
-    each = need * 0.0 + 1.0
-    if MASS:
-        z = -(high.to(tl.float32, bitcast=True))
-        each = tl.maximum((tl.exp(z) * 1099511627776.0).to(tl.int64).to(tl.float64), 1.0)
-    n = tl.maximum(tl.ceil((need - before) / each), 1.0).to(tl.int64)
-    last = nth_of_equals(p_x, vocab, top, inverse, high, n, CHUNK)
-    return high, tl.where(high == cut_u, tl.minimum(last, cut_id), last)
-
-
-@triton.jit
-def filter_kernel(
-    logits, stats, temperature, top_k, top_p, min_p, entries, cuts, vocab, logits_row, chunks,
-    ENTRIES: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
-    """The cuts int32 [rows, 2]: a token survives with bits below the first, or equal and its id at most the second."""
-    row = tl.program_id(0).to(tl.int64)
-    entry = row
-    if ENTRIES:
-        entry = tl.load(entries + row).to(tl.int64)
-    top, t = load_top(stats, row, chunks, CHUNKS), tl.load(temperature + entry)
-    k, p, least = tl.load(top_k + entry), tl.load(top_p + entry), tl.load(min_p + entry)
-    cut_u, cut_id = k * 0 + ALL, k * 0 + NO_ID
-    if (t > 0.0) & (top > float("-inf")):
-        inverse, p_x = inverse_temperature(t), logits + row * logits_row
-        if (k > 0) & (k < vocab):
-            count = weight_up_to(p_x, vocab, top, inverse, cut_u, cut_u, cut_id, False, CHUNK)
-            if count > k:
-                cut_u, cut_id = tighten(p_x, vocab, top, inverse, k.to(tl.float64), cut_u, cut_id, False, CHUNK)
-        if p < 1.0:
-            mass = weight_up_to(p_x, vocab, top, inverse, cut_u, cut_u, cut_id, True, CHUNK).to(tl.float64)
-            cut_u, cut_id = tighten(p_x, vocab, top, inverse, p.to(tl.float64) * mass, cut_u, cut_id, True, CHUNK)
-        if least > 0.0:
-            u = (-tl.minimum(tl.log(least), 0.0)).to(tl.int32, bitcast=True) & 0x7FFFFFFF
-            cut_id = tl.where(u < cut_u, NO_ID, cut_id)
-            cut_u = tl.minimum(u, cut_u)
-    tl.store(cuts + row * 2, cut_u)
-    tl.store(cuts + row * 2 + 1, cut_id)
 
 
 @triton.jit
@@ -239,29 +120,6 @@ def pick_kernel(
         x = tl.load(logits + row * logits_row + token, mask=token >= 0, other=float("nan"))
         total = tl.sum(tl.where(sums > 0.0, tl.exp(tops - top) * sums, 0.0), 0)
         tl.store(logprobs + row, x - top - tl.log(total))
-
-
-def open_rows(logits, temperature, top_k, top_p, min_p, entries):
-    """The statistics float32 [rows, chunks, 2] and cuts int32 [rows, 2] of all rows, and the sizes of a launch."""
-    check_dtypes(torch.float32, temperature=temperature, top_p=top_p, min_p=min_p)
-    check_dtypes(torch.int32, top_k=top_k)
-    if logits.dtype != torch.float32 or logits.dim() != 2 or logits.stride(1) != 1:
-        raise ValueError(f"logits: got {logits.dtype} with strides {logits.stride()}, wanted float32, contiguous rows")
-    rows, vocab = logits.shape
-    chunk = min(CHUNK, max(128, triton.next_power_of_2(vocab)))
-    chunks = triton.cdiv(vocab, chunk)
-    stats = torch.empty((rows, chunks, 2), dtype=torch.float32, device=logits.device)
-    cuts = torch.empty((rows, 2), dtype=torch.int32, device=logits.device)
-    size = {"CHUNKS": triton.next_power_of_2(chunks), "CHUNK": chunk}
-    if rows:
-        row_stats_kernel[rows, chunks](
-            logits, stats, vocab, logits.stride(0), chunks, CHUNK=chunk, num_warps=8, enable_fp_fusion=False
-        )
-        filter_kernel[(rows,)](
-            logits, stats, temperature, top_k, top_p, min_p, entries, cuts, vocab, logits.stride(0), chunks,
-            ENTRIES=entries is not None, **size, num_warps=16, maxnreg=128, enable_fp_fusion=False,
-        )  # fmt: skip
-    return stats, cuts, chunks, size
 
 
 def draw(logits, temperature, top_k, top_p, min_p, seeds, positions, logprobs, entries=None, depths=None):

@@ -8,6 +8,7 @@ import triton.language as tl
 
 from ssd.kernels.sample import reference
 from ssd.kernels.sample import triton as form
+from ssd.kernels.sample import triton_filters as filters
 from ssd.kernels.sample.triton import log_exponential
 from ssd.kernels.top_f.triton import top_f
 
@@ -16,7 +17,8 @@ VOCAB = 200
 
 @pytest.fixture(autouse=True)
 def short_chunks(monkeypatch):
-    monkeypatch.setattr(form, "CHUNK", 128)  # two in each row
+    monkeypatch.setattr(filters, "CHUNK", 128)  # two in each row
+    monkeypatch.setattr(filters, "BLOCK", 32)
 
 
 def to(device, *tensors):
@@ -81,7 +83,7 @@ def test_exponentials_are_exact_where_they_are_small(device):
 
 def test_survivors_are_those_of_the_definition(device):
     args = filtered()
-    cuts = form.open_rows(*to(device, *args[:5]), None)[1].cpu()
+    cuts = filters.open_rows(*to(device, *args[:5]), None)[1].cpu()
     for row in (2, 3, 4, 5, 6, 7, 9):
         keep, z = reference.survivors(args[0][row].numpy(), *(a[row].item() for a in args[1:5]))
         bits, ids = torch.from_numpy(-z).view(torch.int32) & 0x7FFFFFFF, torch.arange(VOCAB)
