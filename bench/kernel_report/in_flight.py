@@ -9,8 +9,8 @@ SHARED = {"sm_80": 164, "sm_90": 228, "sm_100": 228}  # KiB a multiprocessor; ea
 
 
 def resident(registers: int, threads: int, shared: int, arch: str) -> int:
-    """The blocks that are resident on a multiprocessor of 64 warps. It has 65,536 registers, which warps get in units of
-    256, and at most 32 blocks."""
+    """The blocks that are resident on a multiprocessor of 64 warps. It has 65,536 registers, which warps get in units
+    of 256, and at most 32 blocks."""
     warps = threads // 32
     by_registers = 65536 // (-(-registers * 32 // 256) * 256) // warps
     return min(by_registers, SHARED[arch] * 1024 // (shared + 1024), 64 // warps, 32)

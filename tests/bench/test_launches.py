@@ -1,7 +1,6 @@
 """What bench.launches says of launches: of the product's, every one of which must compile, and of planted ones."""
 
 import ast
-import inspect
 import os
 import pickle
 import subprocess
@@ -30,7 +29,7 @@ from bench.launches.signatures import (  # noqa: E402
     signatures_of,
 )
 from bench.launches.specialisations import blamed  # noqa: E402
-from ssd.kernels import cuda, llama_forward  # noqa: E402
+from ssd.kernels import llama_forward  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,9 +44,9 @@ def test_every_kernel_lowers_with_each_dtype_and_each_pattern_of_missing_argumen
     some = covering(product)
     assert {s.name for s in some} == {
         name
-        for form in cuda.FORMS
-        for name, value in vars(inspect.getmodule(form)).items()
-        if name.endswith("_kernel") and hasattr(value, "fn")
+        for package, module in sys.modules.items()
+        for name, value in vars(module).items()
+        if package.startswith("ssd.kernels.") and name.endswith("_kernel") and hasattr(value, "fn")
     }
     assert not failures(some, [90])
 
@@ -125,13 +124,14 @@ def test_allocations_count_kernels_of_torch_and_what_is_not_returned():
 
 
 def test_scratch_is_what_an_operator_keeps_to_itself():
-    """Of 3 rows over 2 chunks: statistics, cuts, scores and ids beside tokens and log-probabilities."""
+    """Of 3 rows over 2 chunks and 5 blocks: statistics, cuts, sorted bits and masses, scores and ids beside tokens and
+    log-probabilities."""
     from ssd import kernels
 
     with forms(), recorded(), scratch() as most:
         filters = floats(3), ints(3), floats(3), floats(3), longs(3), longs(3)
         kernels.sample(floats(3, 5000), *filters, True)
-    assert most["sample"] == 3 * 2 * 2 * 4 + 3 * 2 * 4 + 2 * (3 * 2 * 4)
+    assert most["sample"] == 3 * 2 * 2 * 4 + 3 * 2 * 4 + 3 * 5 * 1024 * (4 + 8) + 2 * (3 * 2 * 4)
     assert kernels.sample.__module__ == "ssd.kernels.sample"  # nothing is left patched
 
 

@@ -31,7 +31,7 @@ class Fault(RuntimeError):
 
 
 class Stream:
-    """A queue of work. clock: of each stream, the number of its newest operator that comes before what is queued next."""
+    """A queue of work. clock: of each stream, the number of its newest operator before what is queued next."""
 
     def __init__(self, device=None, priority=0):
         self.clock = Counter()

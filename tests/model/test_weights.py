@@ -79,7 +79,7 @@ def test_gate_and_up_are_packed_in_pieces_as_large_as_any(checkpoint, monkeypatc
     folder, config, _ = checkpoint
     monkeypatch.setattr(module, "CHUNK", 64 * 16)
     seen = []
-    load_weights(config, folder, lambda weight: seen.append(weight.numel()) or plain(weight))
+    load_weights(config, folder, lambda weight, n: seen.append(weight.numel()) or plain(weight, n))
     assert max(seen) == 64 * 16 and len(seen) == 1 + 4 * 2  # the output matrix, and four products a layer
 
 

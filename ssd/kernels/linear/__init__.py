@@ -34,8 +34,8 @@ def pack_linear(weight: torch.Tensor, format: str, outputs: int | None = None) -
     uint8 [N, K / 32, 34, 18 or 20], whose numbers are kept. outputs: the rows of the whole matrix, where weight holds
     a part of them. Returns [panels, K, 16] float32 or bfloat16, or uint8 [panels, groups, 1056, 544, 288 or 320]
     (layout: csrc/include/ssd/packed.h). On CUDA, where there is no format of GGUF files, the second dimension counts
-    the parts of K (`split_of_k`): [panels, parts, 16, length] ("fp16" too), or uint8 [panels, parts, length / 128, 2112].
-    A panel has 16 rows, and a slice of the panels is the packed weight of those rows, with the same parts.
+    the parts of K (`split_of_k`): [panels, parts, 16, length] ("fp16" too), or uint8 [panels, parts, length / 128,
+    2112]. A panel has 16 rows, and a slice of the panels is the packed weight of those rows, with the same parts.
     Raises ValueError or TypeError that names the argument.
     """
     return torch.ops.ssd.pack_linear(weight, format, outputs)

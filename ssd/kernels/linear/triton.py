@@ -218,9 +218,7 @@ def launch(x, packed, n, bias, residual, swiglu):
     bm, bn, warps, stages, fold = tiles(rows, columns, parts, int8, swiglu, packed.itemsize)
     bk = 2 * GROUP if int8 else GROUP
     apart = 1 if fold else parts
-    partials = torch.empty(
-        (apart if apart > 1 else 0, 1 + swiglu, rows, columns), dtype=torch.float32, device=x.device
-    )
+    partials = torch.empty((apart if apart > 1 else 0, 1 + swiglu, rows, columns), dtype=torch.float32, device=x.device)
     flags = {"SWIGLU": swiglu, "PARTS": parts, "BIAS": bias is not None, "RESIDUAL": residual is not None}
     residual_row = 0 if residual is None else residual.stride(0)
     tl_dtype = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}[dtype]

@@ -1,9 +1,9 @@
 """The filters in Triton: statistics of a row in chunks, its tokens sorted in blocks, then one program finds the cuts.
 
 A token is known by the bits of -z, z the scaled logit, which ascend as z descends. Many programs sort a block of them
-each; the last descends the bits, 4 at a time, and asks each block by bisection how much lies below. Top-k weighs a token
-as 1 and top-p as floor(exp(z) 2^40), exp in float32: sums of integers, which are the same in any order and for any
-number of rows and programs. Ties at a cut go to the lower ids. A row that asks for neither costs a look at its parameters.
+each; the last one descends the bits, 4 at a time, and bisects each block for what lies below. Top-k weighs a token as 1
+and top-p as floor(exp(z) 2^40), exp in float32: sums of integers, which are the same in any order and for any number of
+rows and programs. Ties at a cut go to the lower ids. A row that asks for neither costs a look at its parameters.
 """
 
 import torch
@@ -162,8 +162,7 @@ def cuts_kernel(
         inverse, p_x = inverse_temperature(t), logits + row * logits_row
         p_bits, p_masses = sorted_bits + place * blocks * BLOCK, masses + place * blocks * BLOCK
         sizes = tl.where(tl.arange(0, BLOCKS) < blocks, BLOCK, 0)
-        every = tl.zeros([1], tl.int64) + vocab
-        n = tl.sum(every, 0)  # how many of the tokens with bits of cut_u survive, lowest ids first
+        n = tl.cast(vocab, tl.int64)  # how many of the tokens with bits of cut_u survive, lowest ids first
         if (k > 0) & (k < vocab):
             counts = find(p_bits, tl.arange(0, 1) + cut_u, sizes * 0, sizes, BLOCK)
             if tl.sum(weigh(p_masses, counts, False, BLOCK), 0) > k:
@@ -173,11 +172,9 @@ def cuts_kernel(
             counts = find(p_bits, tl.arange(0, 1) + cut_u - 1, sizes * 0, sizes, BLOCK)
             mass = tl.sum(weigh(p_masses, counts, True, BLOCK), 0) + mass_of(cut_u) * n
             need = p.to(tl.float64) * mass.to(tl.float64)
-            u, before = descend(p_bits, p_masses, sizes, need, cut_u, True, BLOCK)
-            each = tl.maximum(mass_of(u), 1).to(tl.float64)
-            more = tl.maximum(tl.ceil((need - before.to(tl.float64)) / each), 1.0).to(tl.int64)
-            n = tl.where(u == cut_u, tl.minimum(more, n), more)
-            cut_u = u
+            cut_u, before = descend(p_bits, p_masses, sizes, need, cut_u, True, BLOCK)
+            each = tl.maximum(mass_of(cut_u), 1).to(tl.float64)
+            n = tl.maximum(tl.ceil((need - before.to(tl.float64)) / each), 1.0).to(tl.int64)
         if cut_u < ALL:
             cut_id = nth_of_equals(p_bits, p_x, sizes, vocab, top, inverse, cut_u, n, BLOCK)
         if least > 0.0:

@@ -13,7 +13,6 @@ from ..check import check_dtypes
 from ..sample.triton import score_chunk
 from ..sample.triton_filters import NO_ID, load_top, open_rows
 
-
 NONE = tl.constexpr(-(2**63))
 
 
