@@ -19,6 +19,7 @@ def default_cores(allowed: tuple[int, ...], quota: float | None) -> tuple[int, .
     return allowed if quota is None or quota > len(allowed) - 1 else (-1,) * max(1, ceil(quota))
 
 
+_bound = threading.local()
 CORES = default_cores(ALLOWED, cpu_quota())
 # A forked process has none of OpenMP's threads, and torch would wait for them.
 os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
@@ -61,5 +62,11 @@ def cores_of(threads: int | list[int] | None, name: str = "threads") -> list[int
 
 def bind(cores: list[int] | None) -> None:
     """Give the calling thread its kernel threads; None leaves it as it is."""
-    if cores is not None:
-        torch.ops.ssd.bind_threads(cores)
+    if cores is None:
+        return
+    if not getattr(_bound, "before", False):
+        # The first parallel loop of torch starts threads that may run where this one may, and with OMP_PROC_BIND it
+        # moves this one: so it comes first.
+        torch.empty(1 << 20).sum()
+        _bound.before = True
+    torch.ops.ssd.bind_threads(cores)

@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -46,3 +48,18 @@ def test_engines_on_different_cores_in_one_process():
         return os.sched_getaffinity(0)
 
     assert in_a_thread(both) == {CORES[1]}
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="one core")
+def test_torchs_threads_do_not_share_the_one_core_of_a_bound_thread():
+    """Those start at the first parallel loop, with the affinity of the thread that runs it."""
+    code = f"""
+import os, torch
+from ssd.runtime.devices.threads import bind
+bind([{CORES[0]}])
+torch.empty(1 << 22).sum()
+print(sum(os.sched_getaffinity(int(t)) == {{{CORES[0]}}} for t in os.listdir("/proc/self/task")))
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert int(run.stdout) == 1
