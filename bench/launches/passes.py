@@ -13,7 +13,6 @@ from itertools import product
 from typing import NamedTuple
 from unittest.mock import patch
 
-import numpy as np
 import torch
 
 from ssd import kernels
@@ -26,12 +25,11 @@ from ssd.model.weights import BLOCK, LayerWeights, Weights
 from ssd.runtime.drafting.draft_runner import DraftRows, DraftRunner
 from ssd.runtime.drafting.draft_sampling import parameters
 from ssd.runtime.engine.batch_buffers import BatchBuffers
-from ssd.runtime.engine.scheduler import Plan, Work
-from ssd.runtime.engine.sequence import Sequence
+from ssd.runtime.engine.scheduler import Plan
 from ssd.runtime.engine.tree import Tree
+from ssd.runtime.engine.warm_up import asker, work
 from ssd.runtime.lanes.fan_out import RANKS
 from ssd.runtime.options import EngineOptions, SpeculationOptions
-from ssd.runtime.sampling.sampling_params import SamplingParams
 
 from ..kernel_report.triton import floats, longs, meta
 from ..shapes import MODELS, PAGE, Model, rank_of
@@ -166,14 +164,9 @@ class Target:
 
     def inputs(self, rows: int, sequences: int, prefix: int) -> tuple:
         """What BatchBuffers gives for sequences of `rows` rows each: a root and a chain of nodes, or a prompt's end."""
-        nodes, works = rows - 1 if self.nodes else 0, []
-        for _ in range(sequences):
-            known = prefix + rows - nodes
-            sequence = Sequence.start(np.zeros(known, np.int64), 1, SamplingParams(), 0, None)
-            sequence.take_pages([0] * -(-(known + nodes) // PAGE), PAGE)  # in a cache of no memory, any page does
-            sequence.num_cached = prefix
-            works.append(Work(sequence, rows - nodes))
-        return self.buffers.fill(Plan(works), [Tree([0] * nodes)] * sequences if nodes else None)
+        nodes = rows - 1 if self.nodes else 0
+        plan = Plan(work(rows - nodes, nodes, PAGE, prefix) for _ in range(sequences))
+        return self.buffers.fill(plan, [Tree([0] * nodes)] * sequences if nodes else None)
 
     def run(self, batch, sampling, verification) -> None:
         logits, _ = self.model.forward_features(batch, self.kv, self.layers)
@@ -190,6 +183,7 @@ class Drafting:
         self.prompt = kind == "prompt"
         rows = LANES.branch_nodes + LANES.outcomes * (1 + LANES.branch_nodes)
         self.runner = DraftRunner(model, max_batch=max_batch, max_len=len(model.cos), nodes=rows)
+        self.runner.rounds_masks = True  # as on a GPU
 
     def inputs(self, rows: int, sequences: int, prefix: int) -> tuple:
         """Rows of each sequence, and arguments of top_f: the deepest nodes of a forest, or the end of a prompt."""
@@ -202,8 +196,7 @@ class Drafting:
         outputs = [rows - 1] if self.prompt else range(rows)
         made = [DraftRows(slot, prefix, [0] * rows, *places, bits, outputs) for slot in range(sequences)]
         sampled = sequences * len(outputs)
-        sequence = Sequence.start(np.zeros(1, np.int64), 1, SamplingParams(), 0, None)
-        return made, parameters([sequence] * sampled, [prefix] * sampled)
+        return made, parameters([asker(1)] * sampled, [prefix] * sampled)
 
     def run(self, rows: list[DraftRows], arguments: tuple) -> None:
         draft, count, hidden = self.runner.draft, sum(len(r.tokens) for r in rows), None

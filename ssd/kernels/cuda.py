@@ -4,6 +4,7 @@ import functools
 
 import torch
 
+from . import compiling
 from .embedding.triton import embedding
 from .kv_copy.triton import kv_copy
 from .linear.triton import linear, linear_swiglu, pack_linear
@@ -43,13 +44,18 @@ def on_its_device(form):
         if len(devices) != 1:
             raise ValueError(f"{form.__name__}: got tensors on {sorted(map(str, devices))}, wanted one device")
         with torch.cuda.device(tensors[0].device):
-            return form(*args, **kwargs)
+            try:
+                return form(*args, **kwargs)
+            except BaseException:
+                compiling.ends()
+                raise
 
     return call
 
 
 def register() -> None:
     """Register all forms. ssd.kernels calls this once, when torch has CUDA and triton is installed."""
+    compiling.watch()
     for form in FORMS:
         name = f"ssd::{form.__name__}"
         if not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA"):

@@ -14,6 +14,7 @@ from .devices.threads import bind
 from .engine.engine import Engine
 from .engine.metrics import Metrics
 from .engine.trace import Trace
+from .engine.warm_up import warm_up
 from .factory import load_drafts, make_speculator, verify_cores
 from .options import EngineOptions, SpeculationOptions
 from .output import Output
@@ -72,6 +73,7 @@ class LLM:
             nodes=speculation.nodes, prefix_caching=options.prefix_caching,
             placement=placement_of(model, verify_cores(speculation, options)),
         )  # fmt: skip
+        warm_up(self.engine, speculation.width > 1)
         self.grammars = Grammars(tokenizer, self.engine.eos_ids, model.config.vocab_size)
         self.requests = Requests(tokenizer, self.grammars, model.config.vocab_size, self.max_model_len, options)
         self._turns = Turns(self.engine.cancel)

@@ -86,7 +86,7 @@ def part_of_k(
     return acc, up
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def linear_fwd_kernel(
     x, weight, scales, bias, residual, out, partials, rows, N, K, x_row, residual_row, part_k,
     w_panel, w_part, s_panel, s_part,
@@ -132,7 +132,7 @@ def linear_fwd_kernel(
         tl.store(out + o_out, acc.to(out.dtype.element_ty), mask=m)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def linear_merge_kernel(
     bias, residual, out, partials, rows, N, residual_row,
     BM: tl.constexpr, BN: tl.constexpr, SWIGLU: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr,
@@ -187,7 +187,7 @@ def tiles(rows, columns, parts, int8, swiglu, size):
     """
     bm = 16 if rows <= 16 else 32
     bn, warps, room, wanted = next(sizes for limit, *sizes in SIZES if rows <= limit)
-    crowd = triton.cdiv(rows, bm) if rows > 128 else 1
+    crowd = 1 << (rows - 1 >> 5).bit_length() - 1 if rows > 128 else 1  # so sizes change at powers of two alone
     fold = parts > 1 and columns * crowd >= CHAINS and not (int8 and swiglu and rows > 32)  # registers would not do
     while bn > BLOCK and triton.cdiv((1 + swiglu) * columns, bn) * (1 if fold else parts) * crowd < wanted:
         bn //= 2

@@ -46,6 +46,8 @@ class DraftRunner:
         self, draft: Draft, *, max_batch: int, max_len: int, nodes: int, page_size: int = 16, placement: Placement = CPU
     ):
         self.draft, self.placement = draft, placement
+        self.max_batch, self.nodes = max_batch, nodes
+        self.rounds_masks = placement.remote  # to powers of two words: a kernel is compiled for each number
         self.max_len = min(max_len, len(draft.cos))
         pages = -(-(self.max_len + nodes) // page_size)
         with placement.stream():
@@ -62,7 +64,10 @@ class DraftRunner:
         slots, mask = [r.slot for r in rows], None
         if any(r.bits is not None for r in rows):
             bits = [b for r in rows for b in (r.bits or [(1 << k + 1) - 1 for k in range(len(r.tokens))])]
-            mask = torch.from_numpy(words(bits, -(-max(b.bit_length() for b in bits) // 64)))
+            wide = -(-max(b.bit_length() for b in bits) // 64)
+            if self.rounds_masks:
+                wide = 1 << (wide - 1).bit_length()
+            mask = torch.from_numpy(words(bits, wide))
         batch = Batch(
             ids=array([t for r in rows for t in r.tokens]),
             positions=array([p for r in rows for p in r.positions], np.int32),

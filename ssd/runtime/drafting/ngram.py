@@ -3,6 +3,8 @@
 Prompt lookup: Saxena, 2023; with a suffix automaton: Hu et al., arXiv 2411.10666.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 
@@ -35,6 +37,9 @@ class NgramProposer:
 
     def __init__(self):
         self.texts: dict[object, Text] = {}
+
+    def warm_up(self, width: int) -> Iterator[None]:
+        return iter(())
 
     def propose(self, sequences, limits, thresholds, policy, width: int) -> list[Tree]:
         """For each sequence a tree of at most limits[i] levels, width branches and policy.nodes nodes."""

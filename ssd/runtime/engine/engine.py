@@ -17,6 +17,7 @@ from .metrics import Metrics
 from .scheduler import Plan, Scheduler
 from .sequence import Sequence
 from .speculator import NoSpeculation, Part, Proposal, Round, Speculator, Stages
+from .tree import Tree
 from .verify import verification
 
 PLAIN = NoSpeculation()
@@ -40,6 +41,7 @@ class Engine:
         spare = -(-nodes // page_size)  # pages of a sequence for what it speculates
         pages = -(-kv_tokens // page_size) + max_batch * spare
         self.model, self.eos_ids, self.placement = model, frozenset(eos_ids), placement
+        self.max_model_len = max_model_len
         self.speculator, self.rule, self.verify = speculator, rule, verification(rule, sample)
         with placement.stream():
             self.kv = model.new_kv_cache(pages, page_size)
@@ -75,6 +77,13 @@ class Engine:
                 got += self._finish(round, begin)
                 begin = perf_counter()
         return got
+
+    def run_alone(self, plan: Plan, trees: list[Tree]) -> None:
+        """Run a pass that no request asked for, and forget what it gave."""
+        batch, sampling, checks = self._buffers.fill(plan, trees)
+        logits, _ = self._forward(batch)
+        if self.rule != "rejection":  # which is the host's
+            self.verify(plan, trees, logits, checks, sampling, self.placement)
 
     def _compute(self, plan: Plan, proposal: Proposal) -> tuple[list[Round], list[Sequence]]:
         """Forward and verify, in one round if nothing is wrong. Returns the rounds, and the sequences that failed."""

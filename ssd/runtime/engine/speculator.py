@@ -86,6 +86,9 @@ class Speculator(Protocol):
     def attach(self, features: Features) -> None:
         """Take the store in which the engine keeps the target's features."""
 
+    def warm_up(self) -> Iterator[None]:
+        """Run the passes that compile a draft's kernels, one at each step."""
+
     def propose(self, plan: Plan) -> Proposal:
         """Return a tree for each sequence of the plan that decodes; only chains where the pass holds a prompt."""
 
@@ -115,6 +118,9 @@ class NoSpeculation:
     runner = None
 
     def attach(self, features: Features) -> None: ...
+
+    def warm_up(self) -> Iterator[None]:
+        return iter(())
 
     def propose(self, plan: Plan) -> Proposal:
         return Proposal([None] * len(plan), 0.0)

@@ -1,6 +1,7 @@
 """The draft lane: a thread that prepares speculations for the likely outcomes of the verification in progress."""
 
 import threading
+from collections.abc import Iterator
 from itertools import islice
 from time import monotonic, perf_counter
 
@@ -10,6 +11,7 @@ from ssd.kernels import Kind
 
 from ..drafting.draft_runner import DraftRunner, output_rows
 from ..drafting.draft_state import prefill
+from ..drafting.warm_up import warm_up_draft
 from ..engine.tree import Tree
 from .branch_budget import FIRST, BranchBudget
 from .fan_out import RANKS, FanOut
@@ -47,11 +49,20 @@ class DraftLane(threading.Thread):
         self.seconds, self.rounds = 0.0, 0  # at work
         self.trace = None
 
+    def warm_up(self) -> Iterator[None]:
+        """Run the passes that compile the draft's kernels, in the calling thread."""
+        seen = max(self.runner.nodes, CHUNK + self.cache.nodes)  # by nodes in flight, beside new tokens
+        return warm_up_draft(self.runner, self.sampler, [self.candidates], CHUNK, seen)
+
+    @property
+    def candidates(self) -> int:
+        """How many candidates each row is asked for."""
+        return RANKS + self.width + (self.leaves > 0)
+
     # ---- life ----
 
     def run(self) -> None:
         try:
-            torch.empty(1 << 20).sum()  # with OMP_PROC_BIND a thread is moved at its first parallel loop: before this
             self.runner.placement.enter()
             with torch.inference_mode():
                 while not self.stopping:
@@ -162,9 +173,8 @@ class DraftLane(threading.Thread):
         logits, features = runner.forward(list(rows), torch.cat(hidden) if runner.own else None)
         ends = [(f, node) for f, nodes, fresh in work for node in [-1] * (fresh > 0) + nodes]
         logits = runner.process(logits, [(f, f.tree, node) for f, node in ends])
-        width = RANKS + self.width + (self.leaves > 0)
         positions = [f.position(node) for f, node in ends]
-        best, _, bonus, q = runner.candidates(self.sampler, logits, [f for f, _ in ends], positions, width)
+        best, _, bonus, q = runner.candidates(self.sampler, logits, [f for f, _ in ends], positions, self.candidates)
         none = [None] * len(ends)
         own = runner.placement.take(features, output_rows(rows)) if runner.own else none
         found = iter([Computed(*each) for each in zip(best, bonus, none if q is None else q, own, strict=True)])

@@ -8,6 +8,8 @@ import weakref
 from collections.abc import Callable
 from time import monotonic
 
+from ssd.kernels import compiling
+
 from .draft_lane import DraftLane
 from .speculation_cache import SpeculationCache
 
@@ -83,14 +85,16 @@ class LaneSupervisor:
             self.lane.trace = trace
 
     def fault(self, busy: bool) -> str | None:
-        """What is wrong with the lane, None where nothing is. busy: whether it has something to do."""
+        """What is wrong with the lane, None where nothing is. busy: whether it has something to do.
+
+        A lane that compiles a kernel is alive, and so is one that another thread's compilation held up."""
         if self.lane is None:
             return None
         if self.lane.error:
             return repr(self.lane.error)
         if not self.lockstep and not self.lane.is_alive():
             return "its thread has ended"
-        if busy and not self.lockstep and monotonic() - self.lane.beat > STALLED:
+        if busy and not self.lockstep and monotonic() - max(self.lane.beat, compiling.newest()) > STALLED:
             return f"no sign of life for {STALLED} s"
         return None
 

@@ -1,7 +1,7 @@
 """The verify lane's side of SSD: what is verified next comes from the speculation cache (Kumar, Dao, May,
 arXiv 2603.03251), and a draft lane that fails costs time, never a token."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from time import perf_counter
 
@@ -57,6 +57,9 @@ class VerifyLane:
     @property
     def runner(self):
         return self.lane.runner if self.lane else None
+
+    def warm_up(self) -> Iterator[None]:
+        return self.lane.warm_up()
 
     @property
     def cache(self) -> SpeculationCache | None:

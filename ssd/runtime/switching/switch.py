@@ -1,6 +1,8 @@
 """Speculators that take turns."""
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 
 from ..engine.features import Features, columns
 from ..engine.scheduler import Plan
@@ -29,6 +31,9 @@ class Switch:
     def attach(self, features: Features) -> None:
         for part in self.parts.values():
             part.attach(features)
+
+    def warm_up(self) -> Iterator[None]:
+        return chain.from_iterable(part.warm_up() for part in self.parts.values())
 
     def propose(self, plan: Plan) -> Proposal:
         return self.current.propose(plan)

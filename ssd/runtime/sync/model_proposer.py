@@ -1,5 +1,6 @@
 """Trees drafted by a model in the calling thread: one batched tree-attention pass a level."""
 
+from collections.abc import Iterator
 from itertools import accumulate
 
 import torch
@@ -9,6 +10,7 @@ from ssd.model.draft import Draft
 from ..devices.placement import CPU, Placement
 from ..drafting.draft_runner import DraftRunner
 from ..drafting.draft_state import DraftState, prefill
+from ..drafting.warm_up import warm_up_draft
 from ..engine.features import Features
 from ..engine.tree import Tree
 
@@ -42,6 +44,10 @@ class ModelProposer:
     def steps(self) -> int:
         """Passes so far."""
         return self.runner.passes
+
+    def warm_up(self, width: int) -> Iterator[None]:
+        """Run the passes that compile the draft's kernels. width: children of a node at most."""
+        return warm_up_draft(self.runner, self.sampler, {1, width}, self.chunk, self.runner.nodes)
 
     # ---- a round ----
 

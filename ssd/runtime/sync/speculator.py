@@ -1,5 +1,6 @@
 """Synchronous speculation: whether to speculate in a round, and what was learnt from it."""
 
+from collections.abc import Iterator
 from time import perf_counter
 
 from ..engine.features import Features
@@ -13,7 +14,7 @@ class SyncSpeculator:
     """A speculator that drafts while the target waits.
 
     proposer: propose(sequences, limits, thresholds, policy, width) -> trees, accept(sequences, trees, paths),
-    release(sequence), layers, runner, steps, and features, which the engine's become.
+    release(sequence), warm_up(width), layers, runner, steps, and features, which the engine's become.
     """
 
     def __init__(self, proposer, policy: Policy):
@@ -31,6 +32,9 @@ class SyncSpeculator:
 
     def attach(self, features: Features) -> None:
         self.proposer.features = features
+
+    def warm_up(self) -> Iterator[None]:
+        return self.proposer.warm_up(self.policy.width)
 
     def propose(self, plan: Plan) -> Proposal:
         """A tree for each sequence that decodes and is worth it."""
