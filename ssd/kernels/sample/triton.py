@@ -150,5 +150,7 @@ def sample(logits, temperature, top_k, top_p, min_p, seeds, positions, logprobs=
 def noise_words(seeds, positions, ids, purpose=0):
     out = torch.empty((seeds.shape[0], ids), dtype=torch.int64, device=seeds.device)
     if out.numel():
-        noise_words_kernel[seeds.shape[0], triton.cdiv(ids, 1024)](seeds, positions, out, ids, purpose, CHUNK=1024)
+        noise_words_kernel[seeds.shape[0], triton.cdiv(ids, 1024)](
+            seeds, positions, out, ids, purpose, CHUNK=1024, enable_fp_fusion=False
+        )
     return out

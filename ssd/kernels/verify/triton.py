@@ -71,11 +71,21 @@ def verify_coupled(
     values = torch.empty((batch if logprobs else 0, nodes + 1), dtype=torch.float32, device=device)
     if batch:
         block = triton.next_power_of_2(nodes + 1)
-        rows_kernel[(batch,)](row_offsets, parents, entries, depths, nodes, parents.stride(0), BLOCK=block, num_warps=1)
+        rows_kernel[(batch,)](
+            row_offsets,
+            parents,
+            entries,
+            depths,
+            nodes,
+            parents.stride(0),
+            BLOCK=block,
+            num_warps=1,
+            enable_fp_fusion=False,
+        )
         params = (temperature, top_k, top_p, min_p, seeds, positions)
         drawn, row_values = draw(logits, *params, logprobs, entries, depths)
         walk_kernel[(batch,)](
             row_offsets, tokens, parents, drawn, row_values, path, accepted, emitted, values, nodes, tokens.stride(0),
-            parents.stride(0), BLOCK=block, LOGPROBS=logprobs, num_warps=1,
+            parents.stride(0), BLOCK=block, LOGPROBS=logprobs, num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip
     return path, accepted, emitted, values
