@@ -1,9 +1,11 @@
 """Tree attention in Triton: split by position, G * T rows packed into M, an ordered merge, nothing atomic.
 
-Work. The prefix is cut at fixed positions into spans of SPAN keys. A program reduces one span for one KV head and one
-tile of BM packed rows (row t, query head g of the group: m = t * G + g, for any G), TILE keys at a time, and writes
-(accumulator, maximum, sum); the second kernel folds a row's spans in ascending order. With so many rows that they fill
-the device (prefill), and where there is one span, a program folds its spans itself: the same fold, the same bits.
+Work. The prefix is cut at fixed positions into spans of SPAN keys. A program reduces spans for one KV head and one tile
+of BM packed rows (row t, query head g of the group: m = t * G + g, for any G), TILE keys at a time, folds them by nodes
+of a tree that is fixed by position, and writes (accumulator, maximum, sum); the second kernel folds a row's parts in
+ascending order. Which spans make a part is decided on the device, by what the batch holds (triton_plan.py): the grid
+has at most two programs a multiprocessor, which walk the list of parts. With so many rows that they fill the device
+(prefill), and where there is one span, a program folds all spans of its rows: the same folds, the same bits.
 
 Bits. A row reads its keys in order of position, the key of position j in column j mod TILE of tile j div TILE, whatever
 the rows beside it and wherever the prefix ends; an invisible key adds an exact zero. What is left is how a column is
@@ -24,123 +26,28 @@ import triton
 import triton.language as tl
 
 from ..check import check_dtypes
+from .triton_plan import HEADER, ITEM, RECORD, ROWS_ALONE, Plan, make_plan, node_spans, part_end
+from .triton_span import count_bits, fold, nothing, reduce_span
 
 SPAN, TILE = 256, 64
-FOLD_TILES = 264  # programs that fill a device: from here on a program folds its own spans
+FAN = 16  # spans of a node
+STAGES = 5  # keys and values have two buffers: a tile arrives while another is multiplied
 
 
 @triton.jit
-def popcount(x):
-    x = x - ((x >> 1) & 0x55555555)
-    x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
-    x = (x + (x >> 4)) & 0x0F0F0F0F
-    return (x * 0x01010101) >> 24
+def fold_if(ends, m, den, acc, m2, den2, acc2):
+    """If a node ends here, folds its state (the second) into that of the node above (the first). The merge does so
+    without a branch, which loads could not pass."""
+    none = float("-inf")
+    m, den, acc = fold(m, den, acc, tl.where(ends, m2, none), tl.where(ends, den2, 0.0), tl.where(ends, acc2, 0.0))
+    return m, den, acc, tl.where(ends, none, m2), tl.where(ends, 0.0, den2), tl.where(ends, 0.0, acc2)
 
 
 @triton.jit
-def count_bits(p_mask, WORDS: tl.constexpr, BLOCK: tl.constexpr):
-    o_w = tl.arange(0, BLOCK)
-    return tl.sum(popcount(tl.load(p_mask + o_w, mask=o_w < WORDS, other=0)), 0)
-
-
-@triton.jit
-def nth_set_bit(p_mask, n, WORDS: tl.constexpr):
-    """The index of the n-th set bit, n int32 [TILE], among WORDS words of 32 bits."""
-    word, slot, rank = n * 0, n * 0, n * 0
-    for w in tl.static_range(WORDS):
-        bits = tl.load(p_mask + w) + n * 0
-        count = popcount(bits)
-        here = (n >= 0) & (n < count)
-        word, rank, slot = tl.where(here, bits, word), tl.where(here, n, rank), tl.where(here, 32 * w, slot)
-        n -= count
-    for i in tl.static_range(5):
-        low = popcount(word & ((1 << (16 >> i)) - 1))
-        up = rank >= low
-        rank, slot = tl.where(up, rank - low, rank), tl.where(up, slot + (16 >> i), slot)
-        word = tl.where(up, word >> (16 >> i), word)
-    return slot
-
-
-@triton.jit
-def fold(m, den, acc, m2, den2, acc2):
-    new = tl.maximum(m, m2)
-    ref = tl.where(new == float("-inf"), 0.0, new)
-    a, b = tl.exp2(m - ref), tl.exp2(m2 - ref)
-    return new, den * a + den2 * b, acc * a[:, None] + acc2 * b[:, None]
-
-
-@triton.jit
-def is_finite(x):
-    if x.dtype == tl.float32:
-        return (x.to(tl.int32, bitcast=True) & 0x7F800000) != 0x7F800000
-    elif x.dtype == tl.bfloat16:
-        return (x.to(tl.int16, bitcast=True) & 0x7F80) != 0x7F80
-    else:
-        return (x.to(tl.int16, bitcast=True) & 0x7C00) != 0x7C00
-
-
-@triton.jit
-def fold_tile(
-    b_q, b_k, b_v, visible, m, den, acc, scale, softcap,
-    MASKED: tl.constexpr, SHARED: tl.constexpr, SOFTCAP: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * scale  # [BM, TILE], base 2
-    if SOFTCAP:  # tanh(x) = 1 - 2 / (2^(2 x / ln 2) + 1); scale holds 2 / (ln 2 * softcap)
-        s = softcap * (1 - 2 / (tl.exp2(s) + 1))
-    if MASKED:
-        s = tl.where(visible, s, float("-inf"))
-    new = tl.maximum(m, tl.max(s, 1))
-    ref = tl.where(new == float("-inf"), 0.0, new)
-    alpha = tl.exp2(m - ref)[:, None]
-    p = tl.exp2(s - ref[:, None]).to(b_v.dtype)
-    counted = p
-    if SHARED:  # a weight of 0 times a V that is not finite would be NaN: only the rows that see it get NaN, in den
-        finite = is_finite(b_v)
-        counted = tl.where(visible & (tl.min(finite.to(tl.int32), 1) == 0)[None, :], float("nan"), p).to(b_v.dtype)
-        b_v = tl.where(finite, b_v, 0.0).to(b_v.dtype)
-    den = tl.dot(counted, tl.full([TILE, 16], 1.0, b_v.dtype), den * alpha, input_precision="ieee")
-    return new, den, tl.dot(p, b_v, acc * alpha, input_precision="ieee")
-
-
-@triton.jit
-def reduce_span(
-    b_q, p_k, p_v, p_table, p_mask, span, prefix_len, end_full, end, end_row,
-    k_page, k_slot, v_page, v_slot, scale, softcap,
-    BM: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, PAGE: tl.constexpr, WORDS: tl.constexpr,
-    SOFTCAP: tl.constexpr, SPAN: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    o_d = tl.arange(0, BD)[None, :]
-    o_t = tl.arange(0, TILE)
-    m = tl.full([BM], float("-inf"), tl.float32)
-    den = tl.zeros([BM, 16], tl.float32)
-    acc = tl.zeros([BM, BD], tl.float32)
-    first = span * SPAN
-    last = tl.minimum(first + SPAN, end)
-    full = first + tl.maximum(tl.minimum(last, end_full) - first, 0) // TILE * TILE
-    for start in range(first, full, TILE):
-        j = start + o_t
-        page, at = tl.load(p_table + j // PAGE).to(tl.int64), (j % PAGE).to(tl.int64)
-        o_k = (page * k_page + at * k_slot)[:, None] + o_d  # [TILE, BD]
-        o_v = (page * v_page + at * v_slot)[:, None] + o_d
-        if D == BD:
-            b_k, b_v = tl.load(p_k + o_k), tl.load(p_v + o_v)
-        else:
-            b_k, b_v = tl.load(p_k + o_k, mask=o_d < D, other=0.0), tl.load(p_v + o_v, mask=o_d < D, other=0.0)
-        m, den, acc = fold_tile(b_q, b_k, b_v, 0, m, den, acc, scale, softcap, False, False, SOFTCAP, TILE)
-    for start in range(full, last, TILE):
-        j = start + o_t
-        index = j
-        if WORDS > 0:
-            index = tl.where(j < prefix_len, j, prefix_len + nth_set_bit(p_mask, j - prefix_len, WORDS))
-        page = tl.load(p_table + index // PAGE, mask=j < end, other=0).to(tl.int64)
-        at = (index % PAGE).to(tl.int64)
-        o_k = (page * k_page + at * k_slot)[:, None] + o_d
-        o_v = (page * v_page + at * v_slot)[:, None] + o_d
-        exists = (j < end)[:, None] & (o_d < D)
-        b_k, b_v = tl.load(p_k + o_k, mask=exists, other=0.0), tl.load(p_v + o_v, mask=exists, other=0.0)
-        visible = j[None, :] < end_row[:, None]
-        m, den, acc = fold_tile(b_q, b_k, b_v, visible, m, den, acc, scale, softcap, True, WORDS == 0, SOFTCAP, TILE)
-    return m, tl.max(den, 1), acc
+def store_part(part_acc, part_ml, o_p, o_d, m_row, m_d, m, den, acc, D: tl.constexpr):
+    tl.store(part_acc + o_p[:, None] * D + o_d, acc, mask=m_row[:, None] & m_d)
+    tl.store(part_ml + o_p * 2, m, mask=m_row)
+    tl.store(part_ml + o_p * 2 + 1, den, mask=m_row)
 
 
 @triton.jit
@@ -154,181 +61,197 @@ def store_result(p_out, p_lse, o_row, o_d, m_row, m_d, m, den, acc, D: tl.conste
 
 
 @triton.jit
-def tree_attention_fwd_kernel(
-    q, k_cache, v_cache, page_table, prefix_lens, row_offsets, mask, out, lse, part_acc, part_ml,
-    num_requests, num_rows, packed_tiles, q_row, q_head, k_page, k_slot, k_head, v_page, v_slot, v_head, table_row,
-    scale, softcap,
-    HQ: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BB: tl.constexpr,
-    PAGE: tl.constexpr, WORDS: tl.constexpr, WORDS_BLOCK: tl.constexpr, SOFTCAP: tl.constexpr, FOLD: tl.constexpr,
-    SPAN: tl.constexpr, TILE: tl.constexpr, LSE: tl.constexpr,
+def attend_tile(
+    q, k_cache, p_k, p_v, p_table, out, lse, part_acc, part_ml, head, prefix_len, row, rows, tile, first, last, part,
+    q_row, q_head, k_page, k_slot, v_page, v_slot, scale, softcap,
+    HQ: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, PAGE: tl.constexpr,
+    CHAIN: tl.constexpr, SOFTCAP: tl.constexpr, FOLD: tl.constexpr, SPAN: tl.constexpr, FAN: tl.constexpr,
+    TILE: tl.constexpr, LSE: tl.constexpr,
 ):  # fmt: skip
-    tile, head, span = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    o_b = tl.arange(0, BB)
-    offsets = tl.load(row_offsets + o_b, mask=o_b < num_requests, other=num_rows)
-    rows = tl.load(row_offsets + o_b + 1, mask=o_b < num_requests, other=num_rows) - offsets
-    alone = tile >= packed_tiles  # one row of a tree, from the last whole span of its prefix on
-    if alone:
-        row0 = (tile - packed_tiles) // tl.cdiv(G, BM)
-        sub = (tile - packed_tiles) % tl.cdiv(G, BM)
-        request = tl.sum((offsets + rows <= row0).to(tl.int32), 0)
-        count = row0 * 0 + 1
-    else:
-        tiles = tl.cdiv(rows * G, BM)
-        before = tl.cumsum(tiles, 0) <= tile
-        request = tl.sum(before.to(tl.int32), 0)
-        sub = tile - tl.sum(tl.where(before, tiles, 0), 0)
-        row0 = tl.sum(tl.where(o_b == request, offsets, 0), 0)
-        count = tl.sum(tl.where(o_b == request, rows, 0), 0)
-    if request >= num_requests:
-        return
-    prefix_len = tl.load(prefix_lens + request)
-    o_m = sub * BM + tl.arange(0, BM)
-    m_m = o_m < count * G
-    o_row = (row0 + o_m // G).to(tl.int64)
-    o_head = head * G + o_m % G
-    p_mask = mask + row0.to(tl.int64) * WORDS
-    if WORDS == 0:  # chain: row t sees positions 0 .. prefix_len + t
-        end_row = prefix_len + o_m // G + 1
-        end_full = prefix_len + sub * BM // G + 1
-        end = prefix_len + tl.minimum((sub * BM + BM - 1) // G, count - 1) + 1
-        first_span = 0
-    elif alone:
-        end = prefix_len + count_bits(p_mask, WORDS, WORDS_BLOCK)
-        end_row = end + o_m * 0
-        end_full = prefix_len
-        first_span = prefix_len // SPAN
-    else:
-        end = prefix_len // SPAN * SPAN
-        end_row = end + o_m * 0
-        end_full = end
-        first_span = 0
+    """Spans first to last of a tile of rows: the whole rows if FOLD, else a part of them."""
     o_d = tl.arange(0, BD)[None, :]
     m_d = o_d < D
+    o_m = tile * BM + tl.arange(0, BM)
+    m_m = o_m < rows * G
+    o_t, o_head = o_m // G, head * G + o_m % G
+    o_row = (row + o_t).to(tl.int64)
+    if CHAIN:  # row t sees positions 0 .. prefix_len + t
+        end_row = prefix_len + o_t + 1
+        end_full = prefix_len + tile * BM // G + 1
+        end = prefix_len + tl.minimum((tile * BM + BM - 1) // G, rows - 1) + 1
+    else:  # whole spans of the prefix
+        end = last * SPAN
+        end_row = end + o_t * 0
+        end_full = end
     p_q = q + o_row[:, None] * q_row + o_head.to(tl.int64)[:, None] * q_head + o_d
-    p_k, p_v = k_cache + head.to(tl.int64) * k_head, v_cache + head.to(tl.int64) * v_head
-    p_table = page_table + request.to(tl.int64) * table_row
-    if FOLD:
-        b_q = tl.load(p_q, mask=m_m[:, None] & m_d, other=0.0).to(k_cache.dtype.element_ty)  # [BM, BD]
-        m = tl.full([BM], float("-inf"), tl.float32)
-        den = tl.zeros([BM], tl.float32)
-        acc = tl.zeros([BM, BD], tl.float32)
-        if WORDS > 0:  # one span
-            m2, den2, acc2 = reduce_span(
-                b_q, p_k, p_v, p_table, p_mask, 0, prefix_len, end_full, end, end_row, k_page, k_slot, v_page, v_slot,
-                scale, softcap, BM, D, BD, PAGE, WORDS, SOFTCAP, SPAN, TILE,
-            )  # fmt: skip
-            m, den, acc = fold(m, den, acc, m2, den2, acc2)
-        else:
-            for s in tl.range(0, tl.cdiv(end, SPAN), num_stages=1):
-                m2, den2, acc2 = reduce_span(
-                    b_q, p_k, p_v, p_table, p_mask, s, prefix_len, end_full, end, end_row, k_page, k_slot, v_page,
-                    v_slot, scale, softcap, BM, D, BD, PAGE, WORDS, SOFTCAP, SPAN, TILE,
-                )  # fmt: skip
-                m, den, acc = fold(m, den, acc, m2, den2, acc2)
-        store_result(out, lse, o_row * HQ + o_head, o_d, m_m, m_d, m, den, acc, D, LSE)
-    else:
-        if (span < first_span) | (span * SPAN >= end):
-            return
-        b_q = tl.load(p_q, mask=m_m[:, None] & m_d, other=0.0).to(k_cache.dtype.element_ty)
+    b_q = tl.load(p_q, mask=m_m[:, None] & m_d, other=0.0).to(k_cache.dtype.element_ty)  # [BM, BD]
+    m2, den2, acc2 = nothing(BM, BD)
+    m1, den1, acc1 = nothing(BM, BD)
+    for s in tl.range(first, tl.minimum(last, tl.cdiv(end, SPAN)), num_stages=1):
         m, den, acc = reduce_span(
-            b_q, p_k, p_v, p_table, p_mask, span, prefix_len, end_full, end, end_row, k_page, k_slot, v_page, v_slot,
-            scale, softcap, BM, D, BD, PAGE, WORDS, SOFTCAP, SPAN, TILE,
+            b_q, p_k, p_v, p_table, p_table, s, prefix_len, end_full, end, end_row, k_page, k_slot, v_page, v_slot,
+            scale, softcap, BM, D, BD, PAGE, 0, SOFTCAP, SPAN, TILE, CHAIN,
         )  # fmt: skip
-        o_p = (span.to(tl.int64) * num_rows + o_row) * HQ + o_head
-        tl.store(part_acc + o_p[:, None] * D + o_d, acc, mask=m_m[:, None] & m_d)
-        tl.store(part_ml + o_p * 2, m, mask=m_m)
-        tl.store(part_ml + o_p * 2 + 1, den, mask=m_m)
+        m1, den1, acc1 = fold(m1, den1, acc1, m, den, acc)
+        if (s + 1) % FAN == 0:  # a node ends
+            m2, den2, acc2 = fold(m2, den2, acc2, m1, den1, acc1)
+            m1, den1, acc1 = nothing(BM, BD)
+    m2, den2, acc2 = fold(m2, den2, acc2, m1, den1, acc1)
+    if FOLD:
+        store_result(out, lse, o_row * HQ + o_head, o_d, m_m, m_d, m2, den2, acc2, D, LSE)
+    else:
+        o_p = (part + o_t).to(tl.int64) * HQ + o_head
+        store_part(part_acc, part_ml, o_p, o_d, m_m, m_d, m2, den2, acc2, D)
 
 
 @triton.jit
+def attend_alone(
+    q, k_cache, p_k, p_v, p_table, p_mask, part_acc, part_ml, head, prefix_len, row, tile, first, last, part,
+    q_row, q_head, k_page, k_slot, v_page, v_slot, scale, softcap,
+    HQ: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, PAGE: tl.constexpr,
+    WORDS: tl.constexpr, SOFTCAP: tl.constexpr, SPAN: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Spans first to last of one row of a tree, a part each."""
+    o_d = tl.arange(0, BD)[None, :]
+    m_d = o_d < D
+    o_g = tile * BM + tl.arange(0, BM)
+    m_g = o_g < G
+    o_head = head * G + o_g
+    p_q = q + row.to(tl.int64) * q_row + o_head.to(tl.int64)[:, None] * q_head + o_d
+    b_q = tl.load(p_q, mask=m_g[:, None] & m_d, other=0.0).to(k_cache.dtype.element_ty)
+    end = prefix_len + count_bits(p_mask, WORDS)
+    for s in tl.range(first, last, num_stages=1):
+        m, den, acc = reduce_span(
+            b_q, p_k, p_v, p_table, p_mask, s, prefix_len, prefix_len, end, end + o_g * 0, k_page, k_slot, v_page,
+            v_slot, scale, softcap, BM, D, BD, PAGE, WORDS, SOFTCAP, SPAN, TILE, True,
+        )  # fmt: skip
+        o_p = (part + s - first).to(tl.int64) * HQ + o_head
+        store_part(part_acc, part_ml, o_p, o_d, m_g, m_d, m, den, acc, D)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def tree_attention_fwd_kernel(
+    q, k_cache, v_cache, page_table, prefix_lens, mask, work, out, lse, part_acc, part_ml, num_rows,
+    q_row, q_head, k_page, k_slot, k_head, v_page, v_slot, v_head, table_row, scale, softcap,
+    HQ: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BA: tl.constexpr,
+    PAGE: tl.constexpr, WORDS: tl.constexpr, SOFTCAP: tl.constexpr, FOLD: tl.constexpr, SPAN: tl.constexpr,
+    FAN: tl.constexpr, TILE: tl.constexpr, LSE: tl.constexpr,
+):  # fmt: skip
+    packed = tl.load(work) * (HQ // G)
+    items = packed
+    if WORDS > 0:
+        items += num_rows * (tl.cdiv(G, BA) * (HQ // G))
+    for i in tl.range(tl.program_id(0), items, tl.num_programs(0), num_stages=1):
+        head = i % (HQ // G)
+        p_item = work + HEADER + RECORD * num_rows + ITEM * (i // (HQ // G))
+        request, row, rows, tile = tl.load(p_item), tl.load(p_item + 1), tl.load(p_item + 2), tl.load(p_item + 3)
+        first, last, part = tl.load(p_item + 4), tl.load(p_item + 5), tl.load(p_item + 6)
+        prefix_len = tl.load(prefix_lens + request)
+        p_k, p_v = k_cache + head.to(tl.int64) * k_head, v_cache + head.to(tl.int64) * v_head
+        p_table = page_table + request.to(tl.int64) * table_row
+        if i < packed:
+            attend_tile(
+                q, k_cache, p_k, p_v, p_table, out, lse, part_acc, part_ml, head, prefix_len, row, rows, tile, first,
+                last, part, q_row, q_head, k_page, k_slot, v_page, v_slot, scale, softcap,
+                HQ, G, D, BD, BM, PAGE, WORDS == 0, SOFTCAP, FOLD, SPAN, FAN, TILE, LSE,
+            )  # fmt: skip
+        elif WORDS > 0:  # one row, from the last whole span of its prefix on
+            attend_alone(
+                q, k_cache, p_k, p_v, p_table, mask + row.to(tl.int64) * WORDS, part_acc, part_ml, head, prefix_len,
+                row, tile, first, last, part, q_row, q_head, k_page, k_slot, v_page, v_slot, scale, softcap,
+                HQ, G, D, BD, BA, PAGE, WORDS, SOFTCAP, SPAN, TILE,
+            )  # fmt: skip
+
+
+@triton.jit
+def load_part(part_acc, part_ml, part, o_h, o_d, m_h, m_d, there, HQ: tl.constexpr, D: tl.constexpr):
+    """The state in a part, that of no key where it is not there."""
+    o_p = part.to(tl.int64) * HQ + o_h
+    m_p = m_h & there
+    m = tl.load(part_ml + o_p * 2, mask=m_p, other=float("-inf"))
+    den = tl.load(part_ml + o_p * 2 + 1, mask=m_p, other=0.0)
+    return m, den, tl.load(part_acc + o_p[:, None] * D + o_d, mask=m_p[:, None] & m_d, other=0.0)
+
+
+@triton.jit(do_not_specialize=["capacity"])
 def tree_attention_merge_kernel(
-    prefix_lens, row_offsets, mask, out, lse, part_acc, part_ml, num_requests, num_rows,
-    HQ: tl.constexpr, BH: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BB: tl.constexpr, WORDS: tl.constexpr,
-    WORDS_BLOCK: tl.constexpr, SPAN: tl.constexpr, UNROLL: tl.constexpr, LSE: tl.constexpr,
+    work, out, lse, part_acc, part_ml, capacity,
+    HQ: tl.constexpr, BH: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, ALONE_SPANS: tl.constexpr,
+    FAN: tl.constexpr, UNROLL: tl.constexpr, LSE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
-    o_b = tl.arange(0, BB)
-    ends = tl.load(row_offsets + o_b + 1, mask=o_b < num_requests, other=num_rows + 1)
-    request = tl.sum((ends <= row).to(tl.int32), 0)
-    prefix_len = tl.load(prefix_lens + request)
-    if WORDS == 0:
-        end = prefix_len + row - tl.load(row_offsets + request) + 1
-    else:
-        end = prefix_len + count_bits(mask + row.to(tl.int64) * WORDS, WORDS, WORDS_BLOCK)
+    p_record = work + HEADER + RECORD * row
+    part, step, spans, last = tl.load(p_record), tl.load(p_record + 1), tl.load(p_record + 2), tl.load(p_record + 3)
+    level = tl.load(work + 1)
+    parts = spans // node_spans(level, FAN) + level
     o_h = tl.program_id(1) * BH + tl.arange(0, BH)
     o_d = tl.arange(0, BD)[None, :]
     m_h, m_d = o_h < HQ, o_d < D
-    m = tl.full([BH], float("-inf"), tl.float32)
-    den = tl.zeros([BH], tl.float32)
-    acc = tl.zeros([BH, BD], tl.float32)
-    spans = tl.cdiv(end, SPAN)
-    rows = (row * 0 + num_rows).to(tl.int64)
-    for s0 in range(0, spans, UNROLL):
-        for i in tl.static_range(UNROLL):  # loads run ahead of the ordered fold; a span past the end folds to itself
-            o_p = ((s0 + i) * rows + row) * HQ + o_h
-            there = m_h & (o_h * 0 + s0 + i < spans)
-            m2 = tl.load(part_ml + o_p * 2, mask=there, other=float("-inf"))
-            den2 = tl.load(part_ml + o_p * 2 + 1, mask=there, other=0.0)
-            acc2 = tl.load(part_acc + o_p[:, None] * D + o_d, mask=there[:, None] & m_d, other=0.0)
-            m, den, acc = fold(m, den, acc, m2, den2, acc2)
-    store_result(out, lse, row.to(tl.int64) * HQ + o_h, o_d, m_h, m_d, m, den, acc, D, LSE)
+    m2, den2, acc2 = nothing(BH, BD)
+    m1, den1, acc1 = nothing(BH, BD)
+    for p0 in range(0, parts, UNROLL):
+        for u in tl.static_range(UNROLL):  # loads run ahead of the ordered folds
+            p = p0 + u
+            m, den, acc = load_part(part_acc, part_ml, part + p * step, o_h, o_d, m_h, m_d, p < parts, HQ, D)
+            m1, den1, acc1 = fold(m1, den1, acc1, m, den, acc)
+            end = tl.where(p < parts, part_end(p, level, spans, FAN), 1)
+            m2, den2, acc2, m1, den1, acc1 = fold_if(end % FAN == 0, m2, den2, acc2, m1, den1, acc1)
+    for u in tl.static_range(ALONE_SPANS):
+        s = spans + u
+        alone = capacity + row * ALONE_SPANS + u
+        m, den, acc = load_part(part_acc, part_ml, alone, o_h, o_d, m_h, m_d, s < last, HQ, D)
+        m1, den1, acc1 = fold(m1, den1, acc1, m, den, acc)
+        m2, den2, acc2, m1, den1, acc1 = fold_if((s + 1) % FAN == 0, m2, den2, acc2, m1, den1, acc1)
+    m2, den2, acc2 = fold(m2, den2, acc2, m1, den1, acc1)
+    store_result(out, lse, row.to(tl.int64) * HQ + o_h, o_d, m_h, m_d, m2, den2, acc2, D, LSE)
 
 
-def tree_attention(
-    q, k_cache, v_cache, page_table, prefix_lens, row_offsets, mask=None, scale=1.0, softcap=0.0, return_lse=False
-):
-    """The Triton form of ssd.kernels.tree_attention; q is rounded to the caches' dtype.
-
-    The number of spans follows page_table's width: hand over no more columns than the longest request needs.
-    """
+def plan_attention(q_shape, k_cache, page_table, prefix_lens, row_offsets, mask=None) -> Plan:
+    """The work of all layers of a pass, for `attend`. q_shape: [R, Hq, D]; the rest as in tree_attention."""
     check_dtypes(torch.int32, page_table=page_table, prefix_lens=prefix_lens, row_offsets=row_offsets)
     check_dtypes(torch.int64, mask=mask)
+    num_rows = q_shape[0]
+    if mask is not None and not (mask.is_contiguous() and mask.shape[0] == num_rows and 1 <= mask.shape[1] <= 8):
+        raise ValueError(f"mask: got shape {tuple(mask.shape)}, wanted contiguous [{num_rows}, 1 to 8]")
+    return make_plan(q_shape, k_cache.shape[1:3], page_table, prefix_lens, row_offsets, mask, SPAN, FAN)
+
+
+def attend(plan, q, k_cache, v_cache, page_table, prefix_lens, mask=None, scale=1.0, softcap=0.0, return_lse=False):
+    """tree_attention with the plan of its pass, which rows and tables must be those of."""
     (num_rows, num_heads, dim), (page_size, num_kv_heads) = q.shape, k_cache.shape[1:3]
     if q.dtype not in (k_cache.dtype, torch.float32) or v_cache.dtype != k_cache.dtype:
         raise TypeError(f"q: got {q.dtype} and caches of {k_cache.dtype} and {v_cache.dtype}, wanted one dtype")
     if dim > 256 or q.stride(2) != 1 or k_cache.stride(3) != 1 or v_cache.stride(3) != 1:
         raise ValueError(f"q: got head dim {dim} and strides {q.stride()}, wanted at most 256 and contiguous heads")
-    if mask is not None and not (mask.is_contiguous() and mask.shape[0] == num_rows and 1 <= mask.shape[1] <= 8):
-        raise ValueError(f"mask: got shape {tuple(mask.shape)}, wanted contiguous [{num_rows}, 1 to 8]")
-    group, num_requests = num_heads // num_kv_heads, prefix_lens.shape[0]
     out = torch.empty((num_rows, num_heads, dim), dtype=q.dtype, device=q.device)
     lse = torch.empty((num_rows if return_lse else 0, num_heads), dtype=torch.float32, device=q.device)
     if num_rows == 0:
         return out, lse
-    words = 0 if mask is None else 2 * mask.shape[1]
-    bits = row_offsets if mask is None else mask.view(torch.int32)
-    spans = triton.cdiv(page_table.shape[1] * page_size, SPAN)
-    apart = mask is not None and spans == 1  # no whole span of prefix: every row is a program of its own
-    bm = 16 if (group if apart else num_rows * group / num_requests) <= 16 else 32
-    packed = 0 if apart else num_rows * group // bm + num_requests
-    fold_here = spans == 1 or (mask is None and packed * num_kv_heads >= FOLD_TILES)
-    tiles = packed if mask is None else packed + num_rows * triton.cdiv(group, bm)
-    parts = 0 if fold_here else spans * num_rows * num_heads
-    part_acc = torch.empty((parts, dim), dtype=torch.float32, device=q.device)
-    part_ml = torch.empty((parts, 2), dtype=torch.float32, device=q.device)
     log2e = 1.4426950408889634
-    block = {
-        "D": dim,
-        "BD": max(16, triton.next_power_of_2(dim)),
-        "BB": triton.next_power_of_2(num_requests),
-        "WORDS": words,
-        "WORDS_BLOCK": triton.next_power_of_2(max(words, 1)),
-        "SPAN": SPAN,
-        "LSE": return_lse,
-    }
-    wide = bm == 32  # warps and registers: no bit depends on them; none of these spills
-    tree_attention_fwd_kernel[tiles, num_kv_heads, 1 if fold_here else spans](
-        q, k_cache, v_cache, page_table, prefix_lens, row_offsets, bits, out, lse, part_acc, part_ml,
-        num_requests, num_rows, packed, q.stride(0), q.stride(1), *k_cache.stride()[:3], *v_cache.stride()[:3],
-        page_table.stride(0), 2 * scale * log2e / softcap if softcap > 0 else scale * log2e, softcap * log2e,
-        HQ=num_heads, G=group, BM=bm, PAGE=page_size, SOFTCAP=softcap > 0, FOLD=fold_here, TILE=TILE, **block,
-        num_warps=8 if wide else 4, num_stages=2, maxnreg=255 if wide and (words > 2 or dim < block["BD"]) else None,
-        enable_fp_fusion=False,
+    words = 0 if mask is None else 2 * mask.shape[1]
+    bits = prefix_lens if mask is None else mask.view(torch.int32)
+    shared = {"D": dim, "BD": max(16, triton.next_power_of_2(dim)), "FAN": FAN, "LSE": return_lse}
+    wide = plan.rows_of_tile == 32  # warps and registers: no bit depends on them; none of these spills
+    tree_attention_fwd_kernel[(plan.programs,)](
+        q, k_cache, v_cache, page_table, prefix_lens, bits, plan.work, out, lse, plan.part_acc, plan.part_ml, num_rows,
+        q.stride(0), q.stride(1), *k_cache.stride()[:3], *v_cache.stride()[:3], page_table.stride(0),
+        2 * scale * log2e / softcap if softcap > 0 else scale * log2e, softcap * log2e,
+        HQ=num_heads, G=num_heads // num_kv_heads, BM=plan.rows_of_tile, BA=ROWS_ALONE, PAGE=page_size, WORDS=words,
+        SOFTCAP=softcap > 0, FOLD=plan.fold, SPAN=SPAN, TILE=TILE, **shared,
+        num_warps=8 if wide else 4, num_stages=STAGES, enable_fp_fusion=False,
     )  # fmt: skip
-    if not fold_here:
+    if not plan.fold:
         heads = min(4, triton.next_power_of_2(num_heads))
         tree_attention_merge_kernel[num_rows, triton.cdiv(num_heads, heads)](
-            prefix_lens, row_offsets, bits, out, lse, part_acc, part_ml, num_requests, num_rows,
-            HQ=num_heads, BH=heads, UNROLL=8, **block, num_warps=4, maxnreg=128, enable_fp_fusion=False,
+            plan.work, out, lse, plan.part_acc, plan.part_ml, plan.capacity, HQ=num_heads, BH=heads,
+            ALONE_SPANS=plan.alone_spans, UNROLL=8, **shared, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
     return out, lse
+
+
+def tree_attention(
+    q, k_cache, v_cache, page_table, prefix_lens, row_offsets, mask=None, scale=1.0, softcap=0.0, return_lse=False
+):
+    """The Triton form of ssd.kernels.tree_attention; q is rounded to the caches' dtype."""
+    plan = plan_attention(q.shape, k_cache, page_table, prefix_lens, row_offsets, mask)
+    return attend(plan, q, k_cache, v_cache, page_table, prefix_lens, mask, scale, softcap, return_lse)
