@@ -18,6 +18,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from ssd.kernels import cuda
+from ssd.kernels.tree_attention.triton import plan_attention
 
 from ..kernel_report.triton import recorded
 from .passes import Pass
@@ -118,6 +119,7 @@ def scratch():
 
     names = [name for name in sys.modules if name.startswith("ssd.kernels.") and name.endswith(".triton")]
     operators = [form for form in cuda.FORMS if form.__name__ not in ("llama_forward", "pack_linear")]
+    operators.append(plan_attention)  # which a pass calls once, for all its layers
     for form in operators:
         for holder in [sys.modules[name] for name in names] + [sys.modules["ssd.kernels"]]:
             for name, value in list(vars(holder).items()):

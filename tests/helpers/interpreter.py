@@ -40,4 +40,4 @@ def prepare() -> None:
     interpreter.InterpreterBuilder.create_dot = dot
     interpreter.InterpreterBuilder.get_bf16 = bf16  # only Triton 3.9 has it
     filters.CHUNK, filters.BLOCK, filters.ROWS = 64, 32, 3  # a few chunks a row, and of many rows a few at once
-    tree_attention.SPAN, tree_attention.TILE = 32, 16
+    tree_attention.SPAN, tree_attention.TILE, tree_attention.FAN = 32, 16, 2

@@ -7,7 +7,7 @@ from ..embedding.triton import embedding as embed
 from ..linear.triton import linear, linear_swiglu
 from ..norm.triton import rms_norm
 from ..rope_append.triton import rope_append
-from ..tree_attention.triton import tree_attention
+from ..tree_attention.triton import attend, plan_attention
 
 FIELDS = 12  # tensors of a layer
 
@@ -21,6 +21,8 @@ def llama_forward(
     embedded = embed(ids, embedding)  # [R, H]
     x = embedded if hidden is None else hidden
     stream = {0: x}
+    queries = len(ids), heads, head_dim
+    plan = plan_attention(queries, k_cache[0], page_table, prefix_lens, row_offsets, mask)  # of all layers
     for i, (k, v) in enumerate(zip(k_cache, v_cache, strict=True)):
         layer = (t if t.numel() else None for t in layers[FIELDS * i : FIELDS * (i + 1)])
         attention_norm, qkv, qkv_bias, o, o_bias, mlp_norm, gate_up, gate_up_bias, down, down_bias, *norms = layer
@@ -30,7 +32,7 @@ def llama_forward(
             y = rms_norm(x, attention_norm, eps)
         y = linear(y, qkv, (heads + 2 * num_kv_heads) * head_dim, qkv_bias)
         q = rope_append(y, cos, sin, positions, slots, k, v, *norms, eps)  # [R, Hq, D]
-        y, _ = tree_attention(q, k, v, page_table, prefix_lens, row_offsets, mask, scale)
+        y, _ = attend(plan, q, k, v, scale)
         x = linear(y.flatten(1), o, width, o_bias, x)
         y = linear_swiglu(rms_norm(x, mlp_norm, eps), gate_up, 32 * -(-inner_size // 16), gate_up_bias)
         x = linear(y, down, width, down_bias, x)

@@ -8,7 +8,8 @@ whose parts fit into the memory.
 
 The list is one int32 tensor: HEADER (packed items, level); by row a RECORD (its first part, the distance to the next,
 spans in these parts, spans in all); by item an ITEM (request, first row, rows, tile, first span, last span, first
-part). Packed items are a tile of rows and a part; with a mask every row's last spans follow as items of their own.
+part). Packed items are a tile of rows and a part; with a mask every row's last spans follow as items of their own. Each item
+is done for every KV head. Where parts of all heads would not fit into the memory, a few heads are done after the others.
 """
 
 from dataclasses import dataclass
@@ -23,8 +24,9 @@ from .triton_span import popcount
 HEADER, RECORD, ITEM = tl.constexpr(8), tl.constexpr(4), tl.constexpr(8)
 LEVELS = tl.constexpr(3)
 ROWS_ALONE = 16  # packed rows of a tile that holds one row of a tree
-SCRATCH = 60_000_000  # bytes of parts, where a row's parts do not need more
-BLOCKS_PER_SM = 2
+MOST_REQUESTS = 128  # with more, another kernel is compiled
+SCRATCH = 60_000_000  # bytes of parts, unless those of one KV head need more
+PROGRAMS_PER_SM = 2
 
 
 @triton.jit
@@ -42,15 +44,15 @@ def part_end(part, level, spans, FAN: tl.constexpr):
 
 
 @triton.jit
-def choose_level(rows, tiles, spans, capacity, programs, KV_HEADS: tl.constexpr, FAN: tl.constexpr):
+def choose_level(rows, tiles, spans, capacity, programs, kv_heads, FAN: tl.constexpr):
     longest = tl.max(spans, 0)
-    work = tl.sum(tiles.to(tl.int64) * spans, 0) * KV_HEADS
+    work = tl.sum(tiles.to(tl.int64) * spans, 0) * kv_heads
     chosen, finest = longest * 0 - 1, longest * 0 + LEVELS - 1
     for i in tl.static_range(LEVELS):
         level = longest * 0 + LEVELS - 1 - i
         node = node_spans(level, FAN)
         parts = spans // node + level
-        rounds = tl.cdiv(tl.sum(tiles.to(tl.int64) * parts, 0) * KV_HEADS, programs)
+        rounds = tl.cdiv(tl.sum(tiles.to(tl.int64) * parts, 0) * kv_heads, programs)
         fits = tl.sum(rows.to(tl.int64) * parts, 0) <= capacity
         busy = (longest > 0) & (10 * work >= 9 * rounds * programs * tl.minimum(node, longest))
         chosen = tl.where((chosen < 0) & fits & busy, level, chosen)
@@ -74,24 +76,25 @@ def store_item(p_item, request, row, rows, tile, first, last, part, there):
     tl.store(p_item + 6, part, mask=there)
 
 
-@triton.jit(do_not_specialize=["num_requests", "num_rows", "capacity", "programs"])
+@triton.jit(
+    do_not_specialize=["num_requests", "num_rows", "capacity", "alone_spans", "programs", "kv_heads", "group", "words"]
+)
 def tree_attention_plan_kernel(
-    prefix_lens, row_offsets, mask, work, num_requests, num_rows, capacity, programs,
-    KV_HEADS: tl.constexpr, G: tl.constexpr, BM: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
-    WORDS: tl.constexpr, WORDS_BLOCK: tl.constexpr, ALONE_SPANS: tl.constexpr, FOLD: tl.constexpr, SPAN: tl.constexpr, FAN: tl.constexpr,
-    BLOCK: tl.constexpr,
+    prefix_lens, row_offsets, mask, work, num_requests, num_rows, capacity, alone_spans, programs, kv_heads, group,
+    words, BM: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr, FOLD: tl.constexpr, SPAN: tl.constexpr,
+    FAN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program b writes the records of the rows of request b, and its items."""
+    """Program b writes the records of the rows of request b, and its items. words: of 32 bits, 0 without a mask."""
     b = tl.program_id(0)
     o_b, o_i = tl.arange(0, BB), tl.arange(0, BLOCK)
     m_b = o_b < num_requests
     offsets = tl.load(row_offsets + o_b, mask=m_b, other=0)
     rows = tl.load(row_offsets + o_b + 1, mask=m_b, other=0) - offsets
     prefix = tl.load(prefix_lens + o_b, mask=m_b, other=0)
-    tiles = tl.cdiv(rows * G, BM)
-    spans = prefix // SPAN if WORDS > 0 else tl.cdiv(prefix + rows, SPAN)
+    tiles = tl.cdiv(rows * group, BM)
+    spans = tl.where(o_b * 0 + words > 0, prefix // SPAN, tl.cdiv(prefix + rows, SPAN))
     spans = tl.where(rows > 0, spans, 0)
-    level = choose_level(rows, tiles, spans, capacity, programs, KV_HEADS, FAN)
+    level = choose_level(rows, tiles, spans, capacity, programs, kv_heads, FAN)
     parts = spans // node_spans(level, FAN) + level
     if FOLD:
         parts = spans * 0 + 1
@@ -119,17 +122,17 @@ def tree_attention_plan_kernel(
     for start in range(0, rows_b, BLOCK):
         t = start + o_i
         m_t = t < rows_b
+        row = row0 + t
         last = t * 0 + spans_b
-        if WORDS > 0:
-            o_w = tl.arange(0, WORDS_BLOCK)[None, :]
-            p_mask = mask + (row0 + t).to(tl.int64)[:, None] * WORDS + o_w
-            words = tl.load(p_mask, mask=m_t[:, None] & (o_w < WORDS), other=0)
-            last = tl.cdiv(prefix_b + tl.sum(popcount(words), 1), SPAN)
-            for sub in tl.static_range((G + BA - 1) // BA):
-                item = packed + (row0 + t) * ((G + BA - 1) // BA) + sub
-                alone0 = capacity + (row0 + t) * ALONE_SPANS
-                store_item(p_items + ITEM * item, b, row0 + t, 1, sub, spans_b, last, alone0, m_t)
-        p_record = work + HEADER + RECORD * (row0 + t)
+        if words > 0:
+            bits = t * 0
+            for w in range(0, words):
+                bits += popcount(tl.load(mask + row.to(tl.int64) * words + w, mask=m_t, other=0))
+            last = tl.cdiv(prefix_b + bits, SPAN)
+            for sub in range(0, tl.cdiv(group, BA)):
+                item = packed + row * tl.cdiv(group, BA) + sub
+                store_item(p_items + ITEM * item, b, row, 1, sub, spans_b, last, capacity + row * alone_spans, m_t)
+        p_record = work + HEADER + RECORD * row
         tl.store(p_record, part0 + t, mask=m_t)
         tl.store(p_record + 1, rows_b, mask=m_t)
         tl.store(p_record + 2, spans_b, mask=m_t)
@@ -138,19 +141,23 @@ def tree_attention_plan_kernel(
 
 @cache
 def programs_of(device: torch.device) -> int:
-    """How many programs of attention a device holds at once; of an H100 where it is no GPU."""
+    """How many programs of attention a device gets; as many as an H100 where it is no GPU."""
     found = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
-    return BLOCKS_PER_SM * found
+    return PROGRAMS_PER_SM * found
 
 
 @dataclass
 class Plan:
     """The work of a pass, the same for all its layers, and the memory in which their parts lie."""
 
+    page_table: torch.Tensor
+    prefix_lens: torch.Tensor
+    mask: torch.Tensor | None
     work: torch.Tensor  # int32, see above
     part_acc: torch.Tensor  # float32 [parts, D]
     part_ml: torch.Tensor  # float32 [parts, 2]: maximum and sum
     programs: int  # of the grid
+    kv_heads: int  # that are done together
     rows_of_tile: int  # packed rows
     fold: bool  # a program folds all spans of its rows: there are no parts
     capacity: int  # rows of parts that tiles may have; those of lone rows follow
@@ -162,27 +169,35 @@ def make_plan(q_shape, kv_shape, page_table, prefix_lens, row_offsets, mask, spa
 
     Grid and memory are bounded whatever the width of page_table; where it holds few pages they are smaller.
     """
-    (num_rows, num_heads, dim), (page_size, num_kv_heads) = q_shape, kv_shape
-    device, num_requests, group = prefix_lens.device, prefix_lens.shape[0], num_heads // num_kv_heads
+    (num_rows, num_heads, dim), (page_size, kv_heads) = q_shape, kv_shape
+    device, num_requests, group = prefix_lens.device, prefix_lens.shape[0], num_heads // kv_heads
     words = 0 if mask is None else 2 * mask.shape[1]
     bm = 16 if num_rows * group <= 16 * num_requests else 32
-    tiles = (num_rows * group + num_requests * (bm - 1)) // bm  # at most
     keys = page_table.shape[1] * page_size
     spans = triton.cdiv(keys, span) if mask is None else max(keys - 1, 0) // span  # of a request, at most
     most = programs_of(device)
-    fold = mask is None and (spans <= 1 or 10 * tiles * num_kv_heads >= 9 * most)
+    tiles = triton.cdiv(num_rows * group, bm)  # at least
+    fold = mask is None and (spans <= 1 or 10 * tiles * kv_heads >= 9 * most)
+    tiles = (num_rows * group + num_requests * (bm - 1)) // bm  # at most
     alone_spans = triton.cdiv(span - 1 + 32 * words, span) if words else 0
     alone = num_rows * triton.cdiv(group, ROWS_ALONE) if words else 0
-    unit = 4 * num_heads * (dim + 2) + 4 * ITEM.value * triton.cdiv(group, bm)  # bytes of a row's part and its items
+    per_head = 4 * group * (dim + 2)  # bytes of a row's part
+    least = num_rows * (LEVELS.value - 1 + alone_spans)  # rows of parts
+    together = max(h for h in range(1, kv_heads + 1) if kv_heads % h == 0 and h * per_head * least <= SCRATCH or h == 1)
+    unit = together * per_head + 4 * ITEM.value * triton.cdiv(group, bm)  # with its items
     room = (SCRATCH - num_rows * alone_spans * unit) // unit
     capacity = 0 if fold else min(num_rows * spans, max(room, (LEVELS.value - 1) * num_rows))
     items = alone + (tiles if fold else capacity * triton.cdiv(group, bm))
-    parts = (capacity + num_rows * alone_spans) * num_heads
+    parts = (capacity + num_rows * alone_spans) * together * group
     plan = Plan(
+        page_table,
+        prefix_lens,
+        mask,
         torch.empty(HEADER.value + RECORD.value * num_rows + ITEM.value * items, dtype=torch.int32, device=device),
         torch.empty((parts, dim), dtype=torch.float32, device=device),
         torch.empty((parts, 2), dtype=torch.float32, device=device),
-        min(most, (tiles * (1 if fold else spans) + alone) * num_kv_heads),
+        min(most, (tiles * (1 if fold else spans) + alone) * together),
+        together,
         bm,
         fold,
         capacity,
@@ -191,8 +206,8 @@ def make_plan(q_shape, kv_shape, page_table, prefix_lens, row_offsets, mask, spa
     if num_rows:
         tree_attention_plan_kernel[(num_requests,)](
             prefix_lens, row_offsets, row_offsets if mask is None else mask.view(torch.int32), plan.work, num_requests,
-            num_rows, capacity, most, KV_HEADS=num_kv_heads, G=group, BM=bm, BA=ROWS_ALONE,
-            BB=triton.next_power_of_2(num_requests), WORDS=words, WORDS_BLOCK=triton.next_power_of_2(max(words, 1)),
-            ALONE_SPANS=alone_spans, FOLD=fold, SPAN=span, FAN=fan, BLOCK=128, num_warps=4,
+            num_rows, capacity, alone_spans, most, together, group, words, BM=bm, BA=ROWS_ALONE,
+            BB=max(MOST_REQUESTS, triton.next_power_of_2(num_requests)), FOLD=fold, SPAN=span, FAN=fan, BLOCK=128,
+            num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
     return plan

@@ -82,49 +82,58 @@ def fold_tile(
 
 
 @triton.jit
-def reduce_span(
-    b_q, p_k, p_v, p_table, p_mask, span, prefix_len, end_full, end, end_row,
-    k_page, k_slot, v_page, v_slot, scale, softcap,
-    BM: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, PAGE: tl.constexpr, WORDS: tl.constexpr,
-    SOFTCAP: tl.constexpr, SPAN: tl.constexpr, TILE: tl.constexpr, TAIL: tl.constexpr,
+def load_tile(
+    p_k, p_v, p_table, index, exists, k_page, k_slot, v_page, v_slot,
+    D: tl.constexpr, BD: tl.constexpr, PAGE: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """The state of a span: whole tiles below end_full, which all rows see, then if TAIL the keys below end, of which a
-    row sees those below end_row. WORDS: keys from prefix_len on are the path of the one row whose mask is p_mask."""
+    """Keys and values [TILE, BD] of logical indices; zeros where exists is false, if MASKED."""
     o_d = tl.arange(0, BD)[None, :]
+    if MASKED:
+        page = tl.load(p_table + index // PAGE, mask=exists, other=0).to(tl.int64)
+    else:
+        page = tl.load(p_table + index // PAGE).to(tl.int64)
+    at = (index % PAGE).to(tl.int64)
+    o_k = (page * k_page + at * k_slot)[:, None] + o_d
+    o_v = (page * v_page + at * v_slot)[:, None] + o_d
+    if MASKED:
+        m_k = exists[:, None] & (o_d < D)
+        return tl.load(p_k + o_k, mask=m_k, other=0.0), tl.load(p_v + o_v, mask=m_k, other=0.0)
+    elif D < BD:
+        return tl.load(p_k + o_k, mask=o_d < D, other=0.0), tl.load(p_v + o_v, mask=o_d < D, other=0.0)
+    else:
+        return tl.load(p_k + o_k), tl.load(p_v + o_v)
+
+
+@triton.jit
+def reduce_path(
+    b_q, p_k, p_v, p_table, p_mask, span, prefix_len, end, k_page, k_slot, v_page, v_slot, scale, softcap,
+    BM: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, PAGE: tl.constexpr, WORDS: tl.constexpr,
+    SOFTCAP: tl.constexpr, SPAN: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The state of a span of one row: keys below prefix_len, then those below end, its path, of which mask tells."""
     o_t = tl.arange(0, TILE)
-    m = tl.full([BM], float("-inf"), tl.float32)
-    den = tl.zeros([BM, 16], tl.float32)
-    acc = tl.zeros([BM, BD], tl.float32)
+    m, den, acc = start_span(BM, BD)
     first = span * SPAN
     last = tl.minimum(first + SPAN, end)
-    full = first + tl.maximum(tl.minimum(last, end_full) - first, 0) // TILE * TILE
+    full = first + tl.maximum(tl.minimum(last, prefix_len) - first, 0) // TILE * TILE
     for start in range(first, full, TILE):
-        j = start + o_t
-        page, at = tl.load(p_table + j // PAGE).to(tl.int64), (j % PAGE).to(tl.int64)
-        o_k = (page * k_page + at * k_slot)[:, None] + o_d  # [TILE, BD]
-        o_v = (page * v_page + at * v_slot)[:, None] + o_d
-        if D == BD:
-            b_k, b_v = tl.load(p_k + o_k), tl.load(p_v + o_v)
-        else:
-            b_k, b_v = tl.load(p_k + o_k, mask=o_d < D, other=0.0), tl.load(p_v + o_v, mask=o_d < D, other=0.0)
+        b_k, b_v = load_tile(
+            p_k, p_v, p_table, start + o_t, o_t >= 0, k_page, k_slot, v_page, v_slot, D, BD, PAGE, False
+        )  # fmt: skip
         m, den, acc = fold_tile(b_q, b_k, b_v, 0, m, den, acc, scale, softcap, False, False, SOFTCAP, TILE)
-    if TAIL:
-        for start in range(full, last, TILE):
-            j = start + o_t
-            index = j
-            if WORDS > 0:
-                index = tl.where(j < prefix_len, j, prefix_len + nth_set_bit(p_mask, j - prefix_len, WORDS))
-            page = tl.load(p_table + index // PAGE, mask=j < end, other=0).to(tl.int64)
-            at = (index % PAGE).to(tl.int64)
-            o_k = (page * k_page + at * k_slot)[:, None] + o_d
-            o_v = (page * v_page + at * v_slot)[:, None] + o_d
-            exists = (j < end)[:, None] & (o_d < D)
-            b_k, b_v = tl.load(p_k + o_k, mask=exists, other=0.0), tl.load(p_v + o_v, mask=exists, other=0.0)
-            visible = j[None, :] < end_row[:, None]
-            m, den, acc = fold_tile(
-                b_q, b_k, b_v, visible, m, den, acc, scale, softcap, True, WORDS == 0, SOFTCAP, TILE
-            )  # fmt: skip
+    for start in range(full, last, TILE):
+        j = start + o_t
+        index = tl.where(j < prefix_len, j, prefix_len + nth_set_bit(p_mask, j - prefix_len, WORDS))
+        b_k, b_v = load_tile(p_k, p_v, p_table, index, j < end, k_page, k_slot, v_page, v_slot, D, BD, PAGE, True)
+        visible = (j < end)[None, :]
+        m, den, acc = fold_tile(b_q, b_k, b_v, visible, m, den, acc, scale, softcap, True, False, SOFTCAP, TILE)
     return m, tl.max(den, 1), acc + 0.0
+
+
+@triton.jit
+def start_span(BM: tl.constexpr, BD: tl.constexpr):
+    """As nothing, but the sum stands in all columns of a product."""
+    return tl.full([BM], float("-inf"), tl.float32), tl.zeros([BM, 16], tl.float32), tl.zeros([BM, BD], tl.float32)
 
 
 @triton.jit
