@@ -145,6 +145,13 @@ def test_a_pass_of_the_default_draft_is_measured():
     assert llama_forward is torch.ops.ssd.llama_forward
 
 
+def test_all_layers_of_a_pass_share_one_plan_of_attention():
+    with torch.inference_mode(), forms():
+        for p in passes("Llama-1B", ["verify", "prompt"]):
+            names = [name for name, _ in measured(p)["grids"]]
+            assert names.count("tree_attention_plan_kernel") == 1 and names.count("tree_attention_fwd_kernel") == 16
+
+
 def test_programs_with_work_and_signatures_in_the_interpreter(tmp_path):
     file = tmp_path / "signatures"
     script = ROOT / "tests/helpers/planted_kernels.py"

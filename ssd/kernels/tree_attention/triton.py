@@ -4,7 +4,7 @@ Work. The prefix is cut at fixed positions into spans of SPAN keys. A program re
 of BM packed rows (row t, query head g of the group: m = t * G + g, for any G), TILE keys at a time, folds them by nodes
 of a tree that is fixed by position, and writes (accumulator, maximum, sum); the second kernel folds a row's parts in
 ascending order. Which spans make a part is decided on the device, by what the batch holds (triton_plan.py): the grid
-has at most two programs a multiprocessor, which walk the list of parts. With so many rows that they fill the device
+has as many programs as are resident at once, which walk the list of parts. With so many rows that they fill the device
 (prefill), and where there is one span, a program folds all spans of its rows: the same folds, the same bits.
 
 Bits. A row reads its keys in order of position, the key of position j in column j mod TILE of tile j div TILE, whatever
@@ -32,6 +32,7 @@ from .triton_span import count_bits, fold, fold_tile, load_tile, nothing, reduce
 SPAN, TILE = 256, 64
 FAN = 16  # spans of a node
 STAGES = 5  # keys and values have two buffers: a tile arrives while another is multiplied
+STAGES_WIDE = 3  # one buffer, where two would take more than the 99 KiB that every device has
 
 
 @triton.jit
@@ -276,8 +277,8 @@ def attend(plan: Plan, q, k_cache, v_cache, scale=1.0, softcap=0.0, return_lse=F
             plan.page_table.stride(0), out.stride(0), lse.stride(0),
             2 * scale * log2e / softcap if softcap > 0 else scale * log2e, softcap * log2e,
             G=group, BM=plan.rows_of_tile, BA=ROWS_ALONE, PAGE=page_size, WORDS=words, SOFTCAP=softcap > 0,
-            FOLD=plan.fold, SPAN=SPAN, TILE=TILE, **shared, num_warps=8 if plan.rows_of_tile == 32 else 4,
-            num_stages=STAGES, enable_fp_fusion=False,
+            FOLD=plan.fold, SPAN=SPAN, TILE=TILE, **shared, num_warps=plan.warps,
+            num_stages=STAGES if dim <= 128 and k.element_size() == 2 else STAGES_WIDE, enable_fp_fusion=False,
         )  # fmt: skip
         if not plan.fold:
             block = min(4, triton.next_power_of_2(num_heads))

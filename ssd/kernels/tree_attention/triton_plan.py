@@ -8,8 +8,8 @@ whose parts fit into the memory.
 
 The list is one int32 tensor: HEADER (packed items, level); by row a RECORD (its first part, the distance to the next,
 spans in these parts, spans in all); by item an ITEM (request, first row, rows, tile, first span, last span, first
-part). Packed items are a tile of rows and a part; with a mask every row's last spans follow as items of their own. Each item
-is done for every KV head. Where parts of all heads would not fit into the memory, a few heads are done after the others.
+part). Packed items are a tile of rows and a part; with a mask every row's last spans follow as items of their own. Each
+is done for every KV head; where the parts of all heads would not fit into the memory, for a few heads at a time.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,6 @@ LEVELS = tl.constexpr(3)
 ROWS_ALONE = 16  # packed rows of a tile that holds one row of a tree
 MOST_REQUESTS = 128  # with more, another kernel is compiled
 SCRATCH = 60_000_000  # bytes of parts, unless those of one KV head need more
-PROGRAMS_PER_SM = 2
 
 
 @triton.jit
@@ -140,10 +139,9 @@ def tree_attention_plan_kernel(
 
 
 @cache
-def programs_of(device: torch.device) -> int:
-    """How many programs of attention a device gets; as many as an H100 where it is no GPU."""
-    found = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
-    return PROGRAMS_PER_SM * found
+def multiprocessors(device: torch.device) -> int:
+    """How many a device has; those of an H100 where it is no GPU."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
 
 
 @dataclass
@@ -159,6 +157,7 @@ class Plan:
     programs: int  # of the grid
     kv_heads: int  # that are done together
     rows_of_tile: int  # packed rows
+    warps: int  # of a program
     fold: bool  # a program folds all spans of its rows: there are no parts
     capacity: int  # rows of parts that tiles may have; those of lone rows follow
     alone_spans: int  # spans of a lone row at most
@@ -172,10 +171,11 @@ def make_plan(q_shape, kv_shape, page_table, prefix_lens, row_offsets, mask, spa
     (num_rows, num_heads, dim), (page_size, kv_heads) = q_shape, kv_shape
     device, num_requests, group = prefix_lens.device, prefix_lens.shape[0], num_heads // kv_heads
     words = 0 if mask is None else 2 * mask.shape[1]
-    bm = 16 if num_rows * group <= 16 * num_requests else 32
+    bm = 16 if num_rows * group <= 16 * num_requests or dim > 128 else 32
+    warps = 8 if bm * triton.next_power_of_2(dim) > 2048 else 4  # no bit depends on them; none of these spills
+    most = multiprocessors(device) * 8 // warps  # programs that are resident at once
     keys = page_table.shape[1] * page_size
     spans = triton.cdiv(keys, span) if mask is None else max(keys - 1, 0) // span  # of a request, at most
-    most = programs_of(device)
     tiles = triton.cdiv(num_rows * group, bm)  # at least
     fold = mask is None and (spans <= 1 or 10 * tiles * kv_heads >= 9 * most)
     tiles = (num_rows * group + num_requests * (bm - 1)) // bm  # at most
@@ -199,6 +199,7 @@ def make_plan(q_shape, kv_shape, page_table, prefix_lens, row_offsets, mask, spa
         min(most, (tiles * (1 if fold else spans) + alone) * together),
         together,
         bm,
+        warps,
         fold,
         capacity,
         alone_spans,

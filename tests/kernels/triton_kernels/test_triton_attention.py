@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from ssd.kernels.tree_attention import reference
+from ssd.kernels.tree_attention import reference, triton_plan
 from ssd.kernels.tree_attention import triton as form
-from ssd.kernels.tree_attention import triton_plan
 
 PAGE = 8
 
@@ -114,7 +113,7 @@ def test_a_chain_as_a_mask_is_the_chain(device):
 def test_spans_folded_in_place_equal_spans_merged(device, monkeypatch):
     case = Case(device, [290, 5], [4, 6], (3, 1), dtype=torch.float32)  # more spans than the merge loads at once
     merged = form.tree_attention(*case.args(), scale=0.3, return_lse=True)
-    monkeypatch.setattr(triton_plan, "programs_of", lambda device: 1)
+    monkeypatch.setattr(triton_plan, "multiprocessors", lambda device: 1)
     folded = form.tree_attention(*case.args(), scale=0.3, return_lse=True)
     assert all(torch.equal(x, y) for x, y in zip(merged, folded, strict=True))
 
