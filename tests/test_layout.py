@@ -41,9 +41,7 @@ PACKAGES = {
 }
 
 MAX_LINES = 300
-LONGER = {
-    "ssd/kernels/tree_attention/triton.py": 334,  # one idea: the two kernels share their helpers and their launch
-}
+LONGER: dict[str, int] = {}  # by path: lines, and why
 
 FOREIGN_START = re.compile(r"(Of|As|By|Their|Its|Those|These|It)\b")
 

@@ -28,6 +28,7 @@ from ssd.kernels.tree_attention.triton import tree_attention
 from ssd.kernels.verify.triton import verify_coupled
 
 from ..shapes import MODELS, PAGE, Model, Size, attention_cost
+from . import buffers
 from .in_flight import bytes_in_flight, pipeline, resident, weight_bytes
 from .sass import instructions
 
@@ -268,4 +269,5 @@ def rows(archs: tuple[int, ...], quick: bool = False) -> Iterator[dict]:
                     "bytes": case.bytes if main else None,
                     "flops": case.flops if main else None,
                     **(memory_of(launch, compiled, code) if launch.name == "linear_fwd_kernel" and arch == 90 else {}),
+                    **(buffers.pipeline(compiled.asm["ttgir"]) if launch.name == "tree_attention_fwd_kernel" else {}),
                 }

@@ -132,7 +132,7 @@ def reduce_path(
 
 @triton.jit
 def start_span(BM: tl.constexpr, BD: tl.constexpr):
-    """As nothing, but the sum stands in all columns of a product."""
+    """The state before the first key of a span, its sum in all columns of a product."""
     return tl.full([BM], float("-inf"), tl.float32), tl.zeros([BM, 16], tl.float32), tl.zeros([BM, BD], tl.float32)
 
 
