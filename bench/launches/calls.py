@@ -46,7 +46,7 @@ def draws() -> Calls:
 
 def moves() -> Calls:
     """kv_copy after a verification and in a draft, of few tokens and of many."""
-    for count, dtype in product((1, 2, 7, 64, 512), (torch.bfloat16, torch.float32)):
+    for count, dtype in product((1, 2, 7, 64, 896), (torch.bfloat16, torch.float32)):
         cache = meta(2, 99, PAGE, 3, 64, dtype=dtype)
         yield f"kv_copy, {count} moves", partial(kernels.kv_copy, cache, cache, longs(count), longs(count))
 

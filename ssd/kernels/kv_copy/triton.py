@@ -4,32 +4,41 @@ import triton.language as tl
 
 from ..check import check_dtypes
 
+HELD = 32 << 20  # bytes of moved slots that are held at once; more layers follow after the first ones
 
-@triton.jit
-def kv_copy_kernel(k_cache, v_cache, sources, targets, count, layer, n, COUNT: tl.constexpr, BLOCK: tl.constexpr):
-    """A program owns its elements of all slots of a layer; all are read before one is written."""
-    o_i = tl.arange(0, COUNT)
-    o_n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    source = tl.load(sources + o_i, mask=o_i < count, other=-1)  # [COUNT]
-    target = tl.load(targets + o_i, mask=o_i < count, other=-1)
-    m = ((source >= 0) & (target >= 0))[:, None] & (o_n < n)[None, :]
-    p_source = tl.program_id(0).to(tl.int64) * layer + source[:, None] * n + o_n[None, :]  # [COUNT, BLOCK]
-    p_target = tl.program_id(0).to(tl.int64) * layer + target[:, None] * n + o_n[None, :]
-    b_k = tl.load(k_cache + p_source, mask=m)
-    b_v = tl.load(v_cache + p_source, mask=m)
-    tl.debug_barrier()  # a thread's target may be another's source
-    tl.store(k_cache + p_target, b_k, mask=m)
-    tl.store(v_cache + p_target, b_v, mask=m)
+
+@triton.jit(do_not_specialize=["count"])
+def kv_copy_kernel(
+    k_cache, v_cache, held, sources, targets, count, layer, n, BLOCK: tl.constexpr, SAVE: tl.constexpr
+):
+    """Saves a source of a layer, or writes what was saved to its target."""
+    move, i, o_n = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    source, target = tl.load(sources + move), tl.load(targets + move)
+    m = o_n < tl.where((source >= 0) & (target >= 0), n, 0)
+    p_held = held + (2 * i * count + move) * n + o_n
+    if SAVE:
+        o_from = i * layer + source * n + o_n
+        tl.store(p_held, tl.load(k_cache + o_from, mask=m), mask=m)
+        tl.store(p_held + count.to(tl.int64) * n, tl.load(v_cache + o_from, mask=m), mask=m)
+    else:
+        o_to = i * layer + target * n + o_n
+        tl.store(k_cache + o_to, tl.load(p_held, mask=m), mask=m)
+        tl.store(v_cache + o_to, tl.load(p_held + count.to(tl.int64) * n, mask=m), mask=m)
 
 
 def kv_copy(k_cache, v_cache, sources, targets):
+    """The Triton form of ssd.kernels.kv_copy: a launch reads all sources of some layers, the next writes them."""
     check_dtypes(torch.int64, sources=sources, targets=targets)
     layers, n, count = k_cache.shape[0], k_cache.shape[3] * k_cache.shape[4], sources.shape[0]
-    if count > 512:
-        raise ValueError(f"sources: got {count} moves, wanted at most 512 in one call")
-    if count and layers:
-        rows = triton.next_power_of_2(count)
-        block = min(triton.next_power_of_2(n), max(16, 4096 // rows))
-        kv_copy_kernel[layers, triton.cdiv(n, block)](
-            k_cache, v_cache, sources, targets, count, k_cache.stride(0), n, COUNT=rows, BLOCK=block, num_warps=4
-        )
+    if not count or not layers:
+        return
+    together = min(layers, max(1, HELD // (2 * count * n * k_cache.element_size())))
+    held = torch.empty((together, 2, count, n), dtype=k_cache.dtype, device=k_cache.device)
+    block = min(1024, triton.next_power_of_2(n))
+    for first in range(0, layers, together):
+        k, v = k_cache[first : first + together], v_cache[first : first + together]
+        for save in (True, False):
+            kv_copy_kernel[count, len(k), triton.cdiv(n, block)](
+                k, v, held, sources, targets, count, k.stride(0), n, BLOCK=block, SAVE=save, num_warps=4,
+                enable_fp_fusion=False,
+            )  # fmt: skip

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from ssd.kernels.embedding.triton import embedding
+from ssd.kernels.kv_copy import reference
+from ssd.kernels.kv_copy import triton as kv_copy
 from ssd.kernels.linear import triton as form
 
 
@@ -65,3 +67,14 @@ def test_an_id_outside_of_the_table_gives_a_row_of_nan(device):
     table = torch.randn(11, 80, device=device).half()[:, :70]  # rows are apart
     out = embedding(torch.tensor([11, 3, -1], device=device), table)
     assert out[[0, 2]].isnan().all() and torch.equal(out[1], table[3].float())
+
+
+def test_layers_are_moved_in_turns_where_they_do_not_fit(device, monkeypatch):
+    k, v = torch.randn(2, 5, 4, 16, 2, 24, device=device)
+    moves = torch.tensor([[0, 1, 2, 63], [1, 2, 0, -1]], device=device)
+    for held in (kv_copy.HELD, 2 * 2 * 4 * 48 * 4, 0):  # all layers, two, one
+        monkeypatch.setattr(kv_copy, "HELD", held)
+        ours, wanted = (k.clone(), v.clone()), (k.clone(), v.clone())
+        kv_copy.kv_copy(*ours, *moves)
+        reference.kv_copy(*wanted, *moves)
+        assert torch.equal(ours[0], wanted[0]) and torch.equal(ours[1], wanted[1])
