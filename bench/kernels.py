@@ -156,7 +156,7 @@ def main() -> None:
                 left_out["cuda"] |= {"no time left": left} if left else {}
                 done([])
     elif args.device != "cpu":
-        print("no GPU found: rows for the backends triton and cuda are left out", file=sys.stderr)
+        print("no GPU found: rows for the backend triton are left out", file=sys.stderr)
     columns = ["op", "backend", "cores", "shape", "microseconds", "gb_per_s", "gflop_per_s", "roofline_fraction"]
     refused = ["refused"] if any(row.get("refused") for row in rows) else []
     print(results.table(rows, [*columns, "baselines", *refused, "check"]))

@@ -1,4 +1,4 @@
-"""The cases of bench.kernels on a GPU: kernels in Triton and CUDA C++ against torch and other packages.
+"""The cases of bench.kernels on a GPU: kernels in Triton against torch and other packages.
 
 A measurement is a CUDA graph of a few calls, each on its own inputs. The graphs of all candidates are replayed in turn
 with a plain copy, whose bandwidth is the roofline's; so no measurement includes the time to launch from Python. Before

@@ -27,7 +27,6 @@ ROWS = (1, 8, 24)  # a step, a verification, a level of a draft's branches
 
 def cases(device: str, models: list[Model], prefix: int, cold: int) -> Iterator[Case]:
     """The cases of each model: products by rows, then attention behind a prefix. cold: bytes that no cache holds."""
-    backends = ("cpu",) if device == "cpu" else ("triton", "cuda")
     for m in models:
         for rows in ROWS:
             for name, (n, k) in m.layers.items():
@@ -35,8 +34,7 @@ def cases(device: str, models: list[Model], prefix: int, cold: int) -> Iterator[
         for size in (Size(m, 1, 1, prefix), Size(m, 1, 8, prefix), Size(m, 1, 24, prefix, 4)):
             pages = -(-size.length // PAGE) * max(1, min(8, cold // size.kv_bytes))
             cache = attention.kv_cache(m, pages, device)
-            for backend in backends:
-                yield attention.case(attention.Inputs(size, *cache, cold), backend)
+            yield attention.case(attention.Inputs(size, *cache, cold), "cpu" if device == "cpu" else "triton")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -82,10 +82,6 @@ TORCH_LIBRARY(ssd, m) {
   m.def("philox(int[4] counter, int[2] key) -> int[]");
   // CUDA C++ only; docs/kernels-cuda.md
   m.def(
-      "cuda_tree_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor page_table, Tensor prefix_lens, "
-      "Tensor row_offsets, Tensor? mask, float scale, float softcap=0, bool return_lse=False) -> (Tensor, Tensor)");
-  m.def("cuda_kv_copy(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor sources, Tensor targets) -> ()");
-  m.def(
       "verify_swap(Tensor(a!) cache, int[] sizes, Tensor slots, Tensor sampled, Tensor(b!) ids, Tensor(c!) parents, "
       "Tensor(d!) positions, Tensor(e!) kv_slots, Tensor(f!) mask, Tensor(g!) prefix_lens, Tensor page_table, "
       "int page_size, Tensor capacity, Tensor? features) "

@@ -9,7 +9,6 @@ from functools import cached_property
 import torch
 
 from ssd.kernels import tree_attention
-from ssd.kernels.tree_attention.cuda import tree_attention as cuda_tree_attention
 from ssd.model import memory
 
 from ..process import cold_bytes
@@ -99,12 +98,11 @@ def case(x: Inputs, backend: str, compiled: bool = False) -> Case:
     size = x.size
     m = x.size.model
     rows = x.size.rows
-    form = cuda_tree_attention if backend == "cuda" else tree_attention
     by_torch = sdpa(x)
 
     def run(turn):
         table = x.tables[turn % len(x.tables)]
-        return form(x.q, x.k, x.v, table, x.prefix_lens, x.row_offsets, x.mask, scale=x.scale)[0]
+        return tree_attention(x.q, x.k, x.v, table, x.prefix_lens, x.row_offsets, x.mask, scale=x.scale)[0]
 
     def check():
         theirs = by_torch(0)[:1].reshape(x.q[:rows].shape)
@@ -139,8 +137,7 @@ def cases(device: str, chosen: list[Size]) -> Iterator[Case]:
         for size in chosen:
             pages = size.batch * -(-size.length // PAGE)
             cache = kv_cache(size.model, pages * max(1, min(8, COLD // size.kv_bytes)), device)
-            for backend in ("triton", "cuda"):
-                yield case(Inputs(size, *cache, COLD), backend, is_base(size))
+            yield case(Inputs(size, *cache, COLD), "triton", is_base(size))
         return
     for model in dict.fromkeys(size.model for size in chosen):
         own = [size for size in chosen if size.model == model]

@@ -8,7 +8,7 @@
 #pragma once
 #include <ssd/spec_cache.h>
 
-#include "ptx.cuh"
+#include "device.cuh"
 
 namespace ssd::gpu {
 

@@ -1,15 +1,13 @@
 """Every backend of the operators behind their public signatures, on CPU tensors: one test covers all backends.
 
-A test module has `ops = backends.fixture("cpu", "triton")`, and its tests call ops.linear(...). cuda_host executes the
-CUDA kernels on the host. triton and cuda need a GPU; but if TRITON_INTERPRET=1 is set before the start, there is only
-the Triton backend, in Triton's interpreter, and only the tests that use `ops` run.
+A test module has `ops = backends.fixture("cpu", "triton")`, and its tests call ops.linear(...). triton needs a GPU; but
+if TRITON_INTERPRET=1 is set before the start, there is only the Triton backend, in Triton's interpreter, and only the
+tests that use `ops` run.
 """
 
-import importlib
 import inspect
 import os
 
-import numpy as np
 import pytest
 import torch
 
@@ -23,7 +21,7 @@ FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.bfloat16
 def fixture(*names: str):
     if INTERPRETED:
         names = [name for name in names if name == "triton"]
-    gpu = {} if INTERPRETED else {"triton": pytest.mark.gpu, "cuda": pytest.mark.gpu}
+    gpu = {} if INTERPRETED else {"triton": pytest.mark.gpu}
     params = [pytest.param(name, marks=gpu.get(name, ())) for name in names]
 
     @pytest.fixture(params=params, scope="module")
@@ -54,10 +52,6 @@ class Operators:
                 return public
             case "triton":
                 return form_of(operator) if INTERPRETED else on_gpu(public)
-            case "cuda":
-                return on_gpu(getattr(importlib.import_module(f"ssd.kernels.{operator}.cuda"), operator))
-            case "cuda_host":
-                return HOST[operator]
 
     def count(self, n: int, few: int) -> int:
         """The number n, or a small one in the interpreter."""
@@ -66,13 +60,6 @@ class Operators:
     def activations(self, format: str) -> torch.dtype:
         """The input that linear multiplies with weights of this format."""
         return FORMATS[format] if self.tensor_cores else torch.float32
-
-    def need(self, dtype: torch.dtype, head_dim: int = 64) -> None:
-        """Skips a test on caches that this backend of attention does not support."""
-        if self.name.startswith("cuda") and (dtype == torch.float32 or head_dim not in (64, 80, 96, 128, 256)):
-            pytest.skip("CUDA C++ has 16-bit caches and head_dim 64, 80, 96, 128 and 256")
-        if self.name == "cuda_host" and (head_dim, dtype) not in ((64, torch.bfloat16), (80, torch.float16)):
-            pytest.skip("slow under sanitizers, and test_cuda_host has the others")
 
     def lse_error(self, dtype: torch.dtype) -> float:
         """The weights as tensor cores add them: rounded."""
@@ -112,31 +99,3 @@ def to_gpu(t):
     """A copy with the strides of t."""
     storage = t.as_strided((t.untyped_storage().nbytes() // t.element_size(),), (1,), 0).cuda()
     return storage.as_strided(t.shape, t.stride(), t.storage_offset())
-
-
-def host_tree_attention(
-    q, k_cache, v_cache, page_table, prefix_lens, row_offsets, mask=None, *, scale, softcap=0.0, return_lse=False
-):
-    from cuda_host import attention_cases, harness
-
-    x = {"q": q, "k": k_cache, "v": v_cache, "page_table": page_table, "prefix_lens": prefix_lens}
-    x |= {"row_offsets": row_offsets, "mask": mask, "scale": scale, "softcap": softcap}
-    out, lse = attention_cases.read(x, harness.run([attention_cases.case(x)])[0])
-    return out, lse if return_lse else lse[:0]
-
-
-def host_kv_copy(k_cache, v_cache, sources, targets):
-    """Copies with three orders of threads, whose results must be equal."""
-    from cuda_host import harness
-
-    layers, slots, units = len(k_cache), k_cache[0, :, :, 0, 0].numel(), k_cache[0, 0, 0].nbytes // 16
-    case = {"kernel": "kv_copy", "results": "k,v", "layers": layers, "layer": slots * units, "units": units}
-    case |= {"k": k_cache, "v": v_cache, "sources": sources.numpy(), "targets": targets.numpy()}
-    first, *others = harness.run([{**case, "seed": seed} for seed in range(3)])
-    assert all(other == first for other in others)
-    for name, cache in (("k", k_cache), ("v", v_cache)):
-        got = torch.from_numpy(np.frombuffer(first[name], np.int8).copy()).view(cache.dtype)
-        cache.copy_(got.view(cache.shape))
-
-
-HOST = {"tree_attention": host_tree_attention, "kv_copy": host_kv_copy}

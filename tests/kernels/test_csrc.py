@@ -35,7 +35,7 @@ def test_a_kernel_includes_nothing_of_torch(path):
 
 def test_the_search_finds_torch_where_it_is():
     assert "ATen/core/Tensor.h" in includes(CSRC / "cpu/ops/kv_copy_ops.cpp", set())
-    assert len(KERNELS) > 40
+    assert len(KERNELS) > 30
 
 
 @pytest.mark.parametrize("name", ["include/ssd/spec_cache.h", "cuda/verify_swap.cuh"])
@@ -52,7 +52,7 @@ def test_what_plan_and_kernel_must_agree_on_is_defined_once(constant):
     assert sum(len(re.findall(rf"\b{constant}\s*=[^=]", text)) for text in texts) == 1
 
 
-def test_triton_cuts_spans_where_the_other_forms_do():
+def test_triton_cuts_spans_where_the_cpu_does():
     triton = pytest.importorskip("ssd.kernels.tree_attention.triton")
     header = (CSRC / "include/ssd/attention.h").read_text()
     assert int(re.search(r"kSpan = (\d+)", header)[1]) == triton.SPAN

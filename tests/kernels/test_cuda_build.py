@@ -49,12 +49,10 @@ def test_sources_are_all_and_architectures_those_with_the_instructions(extension
     assert archs and all("_80" in flag or "_90" in flag for flag in archs)
 
 
-# test_cuda_compile compiles some of the attention's instances too, and torch's headers take minutes.
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("ops.cu", "attention/bf16.cu", "attention/fp16.cu")]
-
-
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("source", ["launch_round.cu", *SLOW])
+@pytest.mark.parametrize(
+    "source", ["launch.cu", pytest.param("ops.cu", marks=pytest.mark.slow)]
+)  # torch's headers: minutes
 def test_a_source_compiles_with_the_flags_of_setup(extension, source, tmp_path):
     command = ["nvcc", *extension.flags, "-c", f"csrc/cuda/{source}", "-o", str(tmp_path / "object.o")]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -1,54 +1,50 @@
-"""The CUDA C++ kernels on a GPU, in the tests that they pass on the host; attention and kv_copy also in the tests that
-all backends share."""
+"""Attention at sizes that only a GPU can afford, and verify_swap in the tests that it passes on the host."""
 
+import attention_rows as ar
 import numpy as np
 import pytest
 import torch
 from attention_cases import make_case
-from cuda_host import attention_cases as ac
-from cuda_host.attention_cases import SHAPES, same_bits
+from attention_rows import SHAPES, same_bits
 from cuda_host.rounds import N, Rounds, read
 
 from ssd.kernels import tree_attention, verify_swap
-from ssd.kernels.tree_attention.cuda import tree_attention as cuda_tree_attention
 
 pytestmark = pytest.mark.gpu
 NAMES = "q k v page_table prefix_lens row_offsets mask".split()
 
 
-def attend(x, form=cuda_tree_attention):
+def attend(x):
     args = [x[n] if x[n] is None else x[n].cuda() for n in NAMES]
-    return [t.cpu() for t in form(*args, scale=x["scale"], softcap=x["softcap"], return_lse=True)]
+    return [t.cpu() for t in tree_attention(*args, scale=x["scale"], softcap=x["softcap"], return_lse=True)]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_attention_matches_reference_and_every_row_plain_decoding(shape):
     rng = np.random.default_rng(shape[3])
-    x = ac.make(rng, *shape)
+    x = ar.make(rng, *shape)
     whole = attend(x)
-    ac.check(x, *whole)
+    ar.check(x, *whole)
     for r in range(0, len(x["q"]), max(1, len(x["q"]) // 12)):
-        assert same_bits([t[r : r + 1] for t in whole], attend(ac.row_alone(rng, x, r))), r
+        assert same_bits([t[r : r + 1] for t in whole], attend(ar.row_alone(rng, x, r))), r
 
 
 @pytest.mark.parametrize("mask", [None, "tree"])
-@pytest.mark.parametrize("form", [tree_attention, cuda_tree_attention], ids=["triton", "cuda"])
-def test_a_row_does_not_depend_on_how_many_come_with_it(form, mask):
+def test_a_row_does_not_depend_on_how_many_come_with_it(mask):
     """The sizes go from one row to enough rows that spans are folded in place; a request is the same in a batch and
     alone."""
     rng = np.random.default_rng(11)
-    x = ac.make(rng, [40, 300 if mask is None else 60, 1], [1000, 700, 2000], heads=(32, 8), head_dim=128, mask=mask)
-    whole = attend(x, form)
+    x = ar.make(rng, [40, 300 if mask is None else 60, 1], [1000, 700, 2000], heads=(32, 8), head_dim=128, mask=mask)
+    whole = attend(x)
     for r in (0, 39, 40, 77, 99, len(x["q"]) - 1):
-        assert same_bits([t[r : r + 1] for t in whole], attend(ac.row_alone(rng, x, r), form)), r
+        assert same_bits([t[r : r + 1] for t in whole], attend(ar.row_alone(rng, x, r))), r
 
 
-@pytest.mark.parametrize("form", [tree_attention, cuda_tree_attention], ids=["triton", "cuda"])
-def test_attention_with_offsets_beyond_32_bits(form):
+def test_attention_with_offsets_beyond_32_bits():
     if torch.cuda.mem_get_info()[0] < 24 << 30:
         pytest.skip("needs 24 GiB of free memory on the GPU")
-    x = ac.make(np.random.default_rng(10), [3, 2], [20, 5], heads=(4, 2))
-    near = attend(x, form)
+    x = ar.make(np.random.default_rng(10), [3, 2], [20, 5], heads=(4, 2))
+    near = attend(x)
     args = {n: None if x[n] is None else x[n].cuda() for n in NAMES}
     for dim in range(3):
         strides = list(x["k"].stride())
@@ -56,7 +52,7 @@ def test_attention_with_offsets_beyond_32_bits(form):
         base = torch.empty(sum((n - 1) * s for n, s in zip(x["k"].shape, strides, strict=True)) + 1, dtype=x["k"].dtype,
                            device="cuda")  # fmt: skip
         far = {n: base.as_strided(x["k"].shape, strides).copy_(args[n]) for n in "k"}
-        got = form(*(args | far).values(), scale=x["scale"], softcap=0.0, return_lse=True)
+        got = tree_attention(*(args | far).values(), scale=x["scale"], softcap=0.0, return_lse=True)
         assert same_bits(near, [t.cpu() for t in got]), dim
         del base, far
 
@@ -86,8 +82,6 @@ def test_verify_swap_is_what_the_host_runs(seed, features):
 def test_opcheck():
     case = make_case([20, 5], [3, 2], 4, 2, 64, torch.bfloat16, tree=1)
     args = [t.cuda() for t in case.args()]
-    torch.library.opcheck(torch.ops.ssd.cuda_tree_attention.default, (*args, 0.125, 0.0, True))
     torch.library.opcheck(torch.ops.ssd.tree_attention.default, (*args, 0.125, 0.0, True))
     cache, moves = torch.randn(2, 3, 16, 2, 64, device="cuda"), torch.tensor([1, 2], device="cuda")
-    for op in (torch.ops.ssd.cuda_kv_copy.default, torch.ops.ssd.kv_copy.default):
-        torch.library.opcheck(op, (cache, cache.clone(), moves, moves + 4))
+    torch.library.opcheck(torch.ops.ssd.kv_copy.default, (cache, cache.clone(), moves, moves + 4))

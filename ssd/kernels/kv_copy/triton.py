@@ -8,9 +8,7 @@ HELD = 32 << 20  # bytes of moved slots that are held at once; more layers follo
 
 
 @triton.jit(do_not_specialize=["count"])
-def kv_copy_kernel(
-    k_cache, v_cache, held, sources, targets, count, layer, n, BLOCK: tl.constexpr, SAVE: tl.constexpr
-):
+def kv_copy_kernel(k_cache, v_cache, held, sources, targets, count, layer, n, BLOCK: tl.constexpr, SAVE: tl.constexpr):
     """Saves a source of a layer, or writes what was saved to its target."""
     move, i, o_n = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     source, target = tl.load(sources + move), tl.load(targets + move)

@@ -1,8 +1,6 @@
 // Cases and results as named byte arrays: u32 length, name, u64 bytes, data; an entry named "end" closes a case.
 // Each array is a heap block of exactly its size, so that the sanitizer sees a kernel read past it.
 #pragma once
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -57,7 +55,6 @@ class Case {
     return has(name) ? array<T>(name) : nullptr;
   }
   int64_t integer(const char* name) const { return *array<int64_t>(name); }
-  double real(const char* name) const { return *array<double>(name); }
   std::string text(const char* name) const { return {find(name).data.get(), find(name).bytes}; }
   size_t bytes(const char* name) const { return find(name).bytes; }
   // A scratch or output array, filled with NaN.
@@ -77,40 +74,6 @@ class Case {
     return it->second;
   }
   std::map<std::string, Array> entries_;
-};
-
-// A cache whose rows lie far apart, in reserved memory that gets pages only where it is written.
-template <class T>
-class Far {
- public:
-  // a: [pages, slots, heads, D] contiguous; strides of the first three in elements
-  Far(const T* a, const int64_t (&sizes)[3], int64_t d, const int64_t* strides) {
-    elements_ = d;
-    for (int i = 0; i < 3; ++i) elements_ += (sizes[i] - 1) * strides[i];
-    void* p = mmap(nullptr, elements_ * sizeof(T), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                   -1, 0);
-    if (p == MAP_FAILED) std::perror("far rows"), std::abort();
-    data_ = static_cast<T*>(p);
-    each(sizes, d, strides, [&](T* far, int64_t near) { std::copy_n(a + near, d, far); });
-  }
-  ~Far() { munmap(data_, elements_ * sizeof(T)); }
-  Far(const Far&) = delete;
-  T* data() const { return data_; }
-  void back(T* a, const int64_t (&sizes)[3], int64_t d, const int64_t* strides) const {
-    each(sizes, d, strides, [&](T* far, int64_t near) { std::copy_n(far, d, a + near); });
-  }
-
- private:
-  template <class F>
-  void each(const int64_t (&sizes)[3], int64_t d, const int64_t* strides, F f) const {
-    int64_t near = 0;
-    for (int64_t i = 0; i < sizes[0]; ++i)
-      for (int64_t j = 0; j < sizes[1]; ++j)
-        for (int64_t k = 0; k < sizes[2]; ++k, near += d)
-          f(data_ + i * strides[0] + j * strides[1] + k * strides[2], near);
-  }
-  T* data_;
-  int64_t elements_;
 };
 
 template <class Run>

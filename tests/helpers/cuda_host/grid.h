@@ -1,5 +1,5 @@
 // Executes a CUDA grid on the host: blocks one after the other, the threads of a block as fibers that run until a
-// warp collective or a block barrier. The seed permutes blocks, warps and lanes; results must not depend on it.
+// warp collective. The seed permutes blocks, warps and lanes; results must not depend on it.
 #pragma once
 #include <cstring>
 #include <memory>
@@ -20,7 +20,7 @@ inline int planted = 0;  // number of the planted fault that is switched on
   std::abort();
 }
 
-enum class Op { shuffle, ballot, ldmatrix, mma, sync_warp };
+enum class Op { shuffle, ballot, sync_warp };
 
 struct alignas(16) Warp {
   char slots[2][32][48];  // what the lanes brought to a collective; two, since a fast lane may reach the next one
@@ -28,19 +28,11 @@ struct alignas(16) Warp {
   int arrived = 0, parity = 0;
 };
 
-struct Copy {  // an asynchronous copy that has not landed
-  char* dst;
-  const char* src;
-  int size;
-};
-
 struct Thread {
   Fiber fiber;
   dim3 index;
-  enum { ready, at_warp, at_block } state = ready;
-  int takes = 0;                           // shared arrays taken so far
-  std::vector<std::vector<Copy>> groups;  // committed groups of copies, oldest first
-  std::vector<Copy> open;
+  enum { ready, at_warp } state = ready;
+  int takes = 0;  // shared arrays taken so far
 };
 
 class Block {
@@ -69,16 +61,6 @@ class Block {
       pause();
     }
     return reinterpret_cast<const V*>(slots);
-  }
-
-  // Block barrier; returns the OR of what the threads brought.
-  bool barrier(bool value) {
-    const int parity = barriers_ % 2;
-    any_[parity] |= value;
-    self->state = Thread::at_block;
-    if (++waiting_ == alive_) open_barrier();
-    else pause();
-    return any_[parity];
   }
 
   // The n-th shared array of the block: a heap block of its own, so that the sanitizer sees its ends.
@@ -119,14 +101,6 @@ class Block {
     threadIdx = self->index;
   }
 
-  void open_barrier() {
-    waiting_ = 0, ++barriers_;
-    any_[barriers_ % 2] = false;
-    for (int w = 0; w < warp_count_; ++w)
-      for (int l = 0; l < 32; ++l)
-        if (threads_[w][l].state == Thread::at_block) threads_[w][l].state = Thread::ready;
-  }
-
   size_t random(size_t n) {
     random_ ^= random_ << 13, random_ ^= random_ >> 7, random_ ^= random_ << 17;
     return random_ % n;
@@ -148,42 +122,39 @@ class Block {
       moved = true;
       self = &t, threadIdx = t.index;
       t.fiber.resume();
-      if (t.fiber.done() && --alive_ && waiting_ == alive_) open_barrier();
+      alive_ -= t.fiber.done();
     }
     return moved;
   }
 
   void run_block(const std::function<void()>& kernel, int threads, size_t shared) {
-    warp_count_ = (threads + 31) / 32, alive_ = threads, waiting_ = 0, barriers_ = 0, any_[0] = any_[1] = false;
+    warp_count_ = (threads + 31) / 32, alive_ = threads;
     warps_.assign(warp_count_, Warp());
     shared_.clear(), taken_ = 0, granted_ = shared;
     for (int w = 0; w < warp_count_; ++w)
       for (int l = 0; l < 32; ++l) {
         Thread& t = threads_[w][l];
-        t.index = {unsigned(w * 32 + l), 0, 0}, t.state = Thread::ready, t.takes = 0, t.groups.clear(), t.open.clear();
+        t.index = {unsigned(w * 32 + l), 0, 0}, t.state = Thread::ready, t.takes = 0;
         if (int(t.index.x) < threads) t.fiber.start(kernel);  // a partial warp never meets
       }
-    const bool to_barrier = !permute_ || random(2);  // whole warps from barrier to barrier, or mixed at collectives
+    const bool to_end = !permute_ || random(2);  // whole warps one after the other, or mixed at collectives
     while (alive_) {
       bool moved = false;
       for (size_t w : order(warp_count_)) {
         bool m = step(w);
         moved |= m;
-        while (to_barrier && m) m = step(w);
+        while (to_end && m) m = step(w);
       }
       if (!moved && alive_) fail("deadlock: some threads wait for a collective that others do not reach");
     }
-    for (int w = 0; w < warp_count_; ++w)
-      for (int l = 0; l < 32; ++l)
-        if (!threads_[w][l].open.empty() || !threads_[w][l].groups.empty()) fail("a thread ends with copies in flight");
   }
 
   std::vector<std::unique_ptr<Thread[]>> threads_;  // [warp][lane]
   std::vector<Warp> warps_;
   std::vector<Shared> shared_;
   size_t taken_ = 0, granted_ = 0;
-  int warp_count_ = 0, alive_ = 0, waiting_ = 0, barriers_ = 0;
-  bool any_[2] = {}, permute_ = false;
+  int warp_count_ = 0, alive_ = 0;
+  bool permute_ = false;
   uint64_t random_ = 1;
 };
 

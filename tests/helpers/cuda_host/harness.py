@@ -40,22 +40,11 @@ def build(edits: list[tuple[str, str, str]] = (), defines: tuple[str, ...] = ())
     compiler = [shutil.which("ccache")] if shutil.which("ccache") else []
     compiler.append(os.environ.get("CXX", "g++"))
     include = [f"-I{folder}", f"-I{HERE}", f"-I{ROOT / 'csrc/include'}"]
-    sources = sorted(HERE.glob("*.cpp"))
-    if "SSD_HOST_SMALL" in defines:
-        sources = [HERE / "small.cpp"]
-    else:
-        sources.remove(HERE / "small.cpp")
-    objects = [folder / f"{s.stem}.{os.getpid()}.o" for s in sources]
-    jobs = [
-        subprocess.Popen([*compiler, *flags, *include, "-c", str(s), "-o", str(o)], stderr=subprocess.PIPE, text=True)
-        for s, o in zip(sources, objects, strict=True)
-    ]
-    for job in jobs:
-        _, errors = job.communicate()
-        if job.returncode:
-            raise RuntimeError(errors)
     partial = folder / f"harness.{os.getpid()}"
-    subprocess.run([compiler[-1], *SANITIZE, *map(str, objects), "-o", str(partial)], check=True)
+    command = [*compiler, *flags, *include, str(HERE / "harness.cpp"), "-o", str(partial)]
+    built = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+    if built.returncode:
+        raise RuntimeError(built.stderr)
     partial.rename(folder / "harness")
     return folder / "harness"
 
@@ -79,7 +68,7 @@ def run(cases: list[dict], harness: Path | None = None) -> list[dict[str, bytes]
         source, result = Path(folder) / "cases", Path(folder) / "results"
         with source.open("wb") as f:
             for case in cases:
-                for name, value in {"seed": 0, "mma_order": 0, "results": "out", **case, "end": ""}.items():
+                for name, value in {"seed": 0, "results": "out", **case, "end": ""}.items():
                     if value is None:
                         continue
                     data = _bytes(value)

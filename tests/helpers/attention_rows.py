@@ -1,4 +1,4 @@
-"""Random inputs of tree attention as cases of the harness, and how their results are read and judged."""
+"""Random inputs of tree attention by the names of its arguments, and their rows as steps of plain decoding."""
 
 import numpy as np
 import torch
@@ -58,55 +58,6 @@ def make(rng, rows, prefixes, heads=(4, 2), head_dim=64, dtype="bf16", page_size
         "softcap": 0.0,
         **options,
     }
-
-
-def case(x, wm=0, split=True, seed=0, mma_order=0):
-    """The harness's case for inputs; q, k and v may be strided views, whose whole storage is included."""
-    rows, num_heads, head_dim = x["q"].shape
-
-    def storage(t):
-        return t.as_strided((t.untyped_storage().nbytes() // t.element_size(),), (1,), 0)
-
-    def at(t):
-        return np.array([t.storage_offset(), *t.stride()[:-1]], dtype=np.int64)
-
-    return {
-        "kernel": "tree_attention",
-        "results": "out,lse",
-        "dtype": "bf16" if x["k"].dtype == torch.bfloat16 else "fp16",
-        "head_dim": head_dim,
-        "wm": wm,  # 0: as planned by the kernel
-        "split": split,
-        "seed": seed,
-        "mma_order": mma_order,
-        "q": storage(x["q"]),
-        "q_at": at(x["q"]),
-        "q_float": x["q"].dtype == torch.float32,
-        "k": storage(x["k"]),
-        "k_at": at(x["k"]),
-        "v": storage(x["v"]),
-        "v_at": at(x["v"]),
-        "page_table": storage(x["page_table"]),
-        "table_row": x["page_table"].stride(0),
-        "table_len": x["page_table"].shape[1],
-        "prefix_lens": x["prefix_lens"],
-        "row_offsets": x["row_offsets"],
-        "mask": x["mask"],
-        "words": 0 if x["mask"] is None else x["mask"].shape[1],
-        "rows": rows,
-        "q_heads": num_heads,
-        "kv_heads": x["k"].shape[2],
-        "page_size": x["k"].shape[1],
-        "scale": float(x["scale"]),
-        "softcap": float(x["softcap"]),
-        "return_lse": True,
-    }
-
-
-def read(x, result):
-    """The output and the log-sum-exp of a result."""
-    out = torch.frombuffer(bytearray(result["out"]), dtype=x["q"].dtype).view(x["q"].shape)
-    return out, torch.frombuffer(bytearray(result["lse"]), dtype=torch.float32).view(x["q"].shape[:2])
 
 
 def check(x, out, lse):

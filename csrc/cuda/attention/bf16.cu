@@ -1,6 +1,0 @@
-#include "../launch.cuh"
-
-cudaError_t ssd::gpu::launch_attention_bf16(const AttentionArgs& a, AttentionPlan plan, int64_t head_dim,
-                                            cudaStream_t stream) {
-  return launch_attention_of<bf16>(a, plan, head_dim, stream);
-}
