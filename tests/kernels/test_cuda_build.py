@@ -49,10 +49,11 @@ def test_sources_are_all_and_architectures_those_with_the_instructions(extension
     assert archs and all("_80" in flag or "_90" in flag for flag in archs)
 
 
+SLOW = pytest.param("ops.cu", marks=pytest.mark.slow)  # torch's headers take minutes
+
+
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    "source", ["launch.cu", pytest.param("ops.cu", marks=pytest.mark.slow)]
-)  # torch's headers: minutes
+@pytest.mark.parametrize("source", ["launch.cu", SLOW])
 def test_a_source_compiles_with_the_flags_of_setup(extension, source, tmp_path):
     command = ["nvcc", *extension.flags, "-c", f"csrc/cuda/{source}", "-o", str(tmp_path / "object.o")]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
