@@ -5,6 +5,7 @@ import torch
 
 from ssd.kernels import library
 
+OWN = {"triton_kernels", "gpu_path"}  # folders of tests that only the interpreter runs
 library.load()
 if backends.INTERPRETED:
     interpreter.prepare()
@@ -12,7 +13,7 @@ if backends.INTERPRETED:
 
 def pytest_collection_modifyitems(items):
     if backends.INTERPRETED:
-        items[:] = [i for i in items if "ops" in i.fixturenames or "triton_kernels" in i.path.parts]
+        items[:] = [i for i in items if "ops" in i.fixturenames or OWN & set(i.path.parts)]
     elif not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):

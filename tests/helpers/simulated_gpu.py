@@ -238,6 +238,9 @@ class DeviceTensor(torch.Tensor):
     def record_stream(self, stream):
         self.memory.recorded.add(stream.number)
 
+    def tolist(self):
+        return self.cpu().tolist()
+
     def __repr__(self):
         return f"DeviceTensor({tuple(self.shape)}, {self.dtype})"
 
