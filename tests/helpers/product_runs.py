@@ -116,11 +116,25 @@ class Models:
         """The product in one combination of options."""
         target, draft = self.of(case)
         options = dict(mode=case.mode, max_batch=case.batch, max_model_len=64, threads=1)
-        if case.memory == "preemption":
-            options["kv_tokens"] = 48  # 11 pages: six requests of one page begin, and each comes to need two
         if case.mode != "ar":
             options |= dict(draft=draft, verify=case.verify, draft_threads=1, **SHAPES[case.shape])
-        return LLM.from_model(target, self.tokenizer, **options | more)
+        llm = LLM.from_model(target, self.tokenizer, **options | more)
+        if case.memory == "preemption":
+            hold_pages(llm.engine, spare=2)
+        return llm
+
+
+def hold_pages(engine, spare: int) -> None:
+    """Once requests run, leave no more than `spare` free pages to all of them."""
+    step = engine.step
+
+    def first():
+        engine.step = step
+        got = step()
+        engine.allocator.allocate(engine.allocator.num_free - spare)
+        return got
+
+    engine.step = first
 
 
 def requests(kind: str, memory: str, tokens: int) -> list[tuple[str, SamplingParams]]:
