@@ -120,7 +120,7 @@ class Models:
             options |= dict(draft=draft, verify=case.verify, draft_threads=1, **SHAPES[case.shape])
         llm = LLM.from_model(target, self.tokenizer, **options | more)
         if case.memory == "preemption":
-            hold_pages(llm.engine, spare=2)
+            hold_pages(llm.engine, spare=0)
         return llm
 
 
