@@ -1,11 +1,15 @@
 """Triton's interpreter for whole runs of the product, about ten times as fast as the one that interpreter.prepare
-makes. No bit of a result differs: work that is done again and again is done once, and tiles are large, so that a row is
-few programs."""
+makes. No bit of a result differs: work that is done again and again is done once, and products have few and wide
+tiles. Launches have the product's own sizes, and so its signatures."""
 
 import functools
 from dataclasses import replace
 
+import interpreter as ours
 import numpy as np
+
+
+WIDE = 512  # columns of a tile of linear
 
 
 class Kept:
@@ -20,12 +24,11 @@ def hasten() -> None:
     integers overflow unseen, sorts with NumPy, remembers the types of blocks, and enlarges tiles."""
     from triton.runtime import interpreter
 
-    from ssd.kernels.linear import triton as linear
-    from ssd.kernels.sample import triton_filters as filters
-    from ssd.kernels.tree_attention import triton as tree_attention
+    from ssd.kernels.linear.triton import linear_fwd_kernel
 
+    ours.restore_sizes()
     tl, builder = interpreter.tl, interpreter.interpreter_builder
-    for function in (linear.linear_fwd_kernel, tl.sum):
+    for function in (linear_fwd_kernel, tl.sum):
         interpreter._patch_lang(function.fn)
     interpreter._patch_lang = lambda fn: Kept()
     interpreter.InterpretedFunction.__call__ = lambda self, *args, **kwargs: self.rewrite()(*args, **kwargs)
@@ -34,9 +37,14 @@ def hasten() -> None:
     interpreter._get_np_dtype = lambda t: pointer if t.scalar.is_ptr() else numpy_type(t.scalar)
     tl.sort = lambda x: tl.tensor(interpreter.TensorHandle(np.sort(x.handle.data), x.handle.dtype), x.type)
     remember_types(tl.core, type(interpreter.interpreter_semantic))
-    filters.CHUNK = filters.BLOCK = 512
-    linear.SIZES = ((float("inf"), 512, 4, 98 << 10, 1),)
-    tree_attention.SPAN = tree_attention.TILE = 64
+    run = interpreter.InterpretedFunction.run
+
+    def widened(self, *args, grid, warmup, **kwargs):
+        if self is linear_fwd_kernel:  # tiles of N enter no chain
+            grid, kwargs["BN"] = (grid[0], -(-grid[1] * kwargs["BN"] // WIDE), grid[2]), WIDE
+        return run(self, *args, grid=grid, warmup=warmup, **kwargs)
+
+    interpreter.InterpretedFunction.run = widened
 
 
 def remember_types(core, semantic) -> None:

@@ -3,6 +3,21 @@ is taken at lengths that it can afford."""
 
 import numpy as np
 
+_sizes: dict[tuple, int] = {}  # of the product, by module and name
+
+
+def resize(module, **sizes: int) -> None:
+    """Set sizes of a module of kernels."""
+    for name, size in sizes.items():
+        _sizes.setdefault((module, name), getattr(module, name))
+        setattr(module, name, size)
+
+
+def restore_sizes() -> None:
+    """Set the product's own sizes again."""
+    for (module, name), size in _sizes.items():
+        setattr(module, name, size)
+
 
 def to_float(handle, bfloat16):
     if handle.dtype.scalar == bfloat16:
@@ -39,5 +54,5 @@ def prepare() -> None:
     interpreter._patch_lang_tensor = with_index
     interpreter.InterpreterBuilder.create_dot = dot
     interpreter.InterpreterBuilder.get_bf16 = bf16  # only Triton 3.9 has it
-    filters.CHUNK, filters.BLOCK, filters.ROWS = 64, 32, 3  # a few chunks a row, and of many rows a few at once
-    tree_attention.SPAN, tree_attention.TILE, tree_attention.FAN = 32, 16, 2
+    resize(filters, CHUNK=64, BLOCK=32, ROWS=3)  # a few chunks a row, and of many rows a few at once
+    resize(tree_attention, SPAN=32, TILE=16, FAN=2)

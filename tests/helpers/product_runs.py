@@ -16,6 +16,7 @@ from ssd.model.draft import Draft
 from ssd.model.llama import Llama
 from ssd.model.tokenizer import Tokenizer
 from ssd.runtime import LLM, SamplingParams
+from ssd.runtime.lanes.verify_lane import VerifyLane
 
 FLAT = 0.25  # of the last norm
 
@@ -65,17 +66,13 @@ def possible_cases() -> list[Case]:
     return [case for case in map(Case._make, product(*LEVELS)) if case.possible]
 
 
-def pairs_of(case: Case) -> set:
-    return set(combinations(enumerate(case), 2))
-
-
-def covering_cases() -> list[Case]:
-    """Few cases in which every possible pair of options occurs: each covers the most pairs that are left."""
-    cases, found = possible_cases(), []
-    left = set().union(*map(pairs_of, cases))
+def covering_cases(together: int) -> list[Case]:
+    """Few cases in which so many options occur together in every possible way: each adds the most that is left."""
+    parts = {case: set(combinations(enumerate(case), together)) for case in possible_cases()}
+    found, left = [], set().union(*parts.values())
     while left:
-        found.append(max(cases, key=lambda case: len(pairs_of(case) & left)))
-        left -= pairs_of(found[-1])
+        found.append(max(parts, key=lambda case: len(parts[case] & left)))
+        left -= parts[found[-1]]
     return found
 
 
@@ -153,6 +150,29 @@ def requests(kind: str, memory: str, tokens: int) -> list[tuple[str, SamplingPar
     ]  # fmt: skip
     prefix = PREFIX if memory == "prefix" else ""
     return [(prefix + f"{i} time flies"[: 9 - i % 2], p) for i, p in enumerate(params)]
+
+
+class PlainAnswers:
+    """What plain decoding answers to the requests of a case on its target, computed once."""
+
+    def __init__(self, models: Models):
+        self.models, self.known = models, {}
+
+    def of(self, case: Case, tokens: int) -> list[tuple]:
+        memory = "prefix" if case.memory == "prefix" else "ample"
+        place = case.place if case.place == "target on the CPU" else "one GPU"
+        key = case.requests, memory, place, tokens
+        if key not in self.known:
+            llm = self.models.llm(case._replace(mode="ar", memory="ample", batch=8, place=place))
+            self.known[key] = told(llm.generate(*zip(*requests(case.requests, memory, tokens), strict=True)))
+        return self.known[key]
+
+
+def lanes_of(llm: LLM) -> VerifyLane | None:
+    """The lanes of an LLM, None in modes without."""
+    speculator = llm.engine.speculator
+    speculator = getattr(speculator, "parts", {}).get("ssd", speculator)
+    return speculator if isinstance(speculator, VerifyLane) else None
 
 
 def told(outputs) -> list[tuple]:

@@ -29,6 +29,7 @@ def warm_up_draft(runner: DraftRunner, sampler, widths: Iterable[int], chunk: in
     if not placement.remote:
         return
     counts = runner.passes, runner.rows, runner.seconds, runner.timed
+    seen = min(seen, runner.room)  # there is no KV beyond
     for rows in draft_passes(runner.max_batch, chunk, runner.nodes, seen, runner.max_len):
         with torch.inference_mode(), placement.stream():
             hidden = None
