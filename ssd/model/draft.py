@@ -101,6 +101,9 @@ class Draft(Llama):
         checkpoint.check_values()
         return draft
 
+    def tensors(self) -> list[torch.Tensor]:
+        return super().tensors() + [t for t in (self.ids, self.fc, self.hidden_norm) if t is not None]
+
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """Hidden states [n, H] from features of the target [n, len(feature_layers) Ht]."""
         return features if self.fc is None else kernels.linear(features, self.fc, self.config.hidden_size)

@@ -4,8 +4,8 @@ torch knows it as the device "simgpu". Its tensors hide CPU tensors: whatever mi
 reads their values without a copy, fails as on a GPU. The operators of ssd run in their Triton forms, in the
 interpreter. Streams are vector clocks: each operator is stamped, and one that reads or writes memory which another
 stream wrote or reads, with no event or wait between, is a fault; so is memory that is freed while a stream of another
-may still use it. A copy to pinned memory fills it with garbage until the host waits; pinned memory that is written
-before its copy has ended is a fault. Faults raise where they happen and are kept in SIMULATOR.faults.
+may still use it. A copy to pinned memory fills it with garbage until the host waits; to read it before is a fault, and so
+is writing to pinned memory before its copy to the device has ended. Faults raise where they happen and are kept in SIMULATOR.faults.
 """
 
 import random
@@ -132,6 +132,12 @@ class Simulator:
         if not same(pinned, copy):
             self.fault("pinned memory was written before its copy to the device had ended")
         return self.host[number] >= epoch
+
+    def look(self, tensors):
+        """The host reads these."""
+        seen = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+        if any(pinned.untyped_storage().data_ptr() in seen for pinned, *_ in self.arriving):
+            self.fault("the host reads memory that has not arrived")
 
     def order(self, name, stream, access, what):
         if access and stream.clock[access[0]] < access[1]:
@@ -362,9 +368,25 @@ Stream()
 FORMS, LIBRARY = {}, torch.library.Library("aten", "IMPL")
 
 
+class PinnedTensor(torch.Tensor):
+    """Pinned memory of the host: whoever looks at what is in it must have waited for what arrives there."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func.__name__ not in UNSEEN:
+            with SIMULATOR.lock:
+                SIMULATOR.look(x for x in tree_flatten((args, kwargs))[0] if isinstance(x, cls))
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+UNSEEN = {"__get__", "copy_", "data_ptr", "untyped_storage"}  # calls that read no element
+
+
 def pinned_or_plain(*args, pin_memory=False, **kwargs):
     tensor = EMPTY(*args, **kwargs)
     if pin_memory:
+        tensor = tensor.as_subclass(PinnedTensor)
         SIMULATOR.pinned[tensor.data_ptr()] = tensor
     return tensor
 

@@ -1,6 +1,7 @@
 """The product on a simulated GPU (tests/helpers/simulated_gpu.py), in a process that runs Triton's interpreter."""
 
 import random
+from time import monotonic
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from ssd.runtime.switching.cost_model import Costs  # noqa: E402
 from ssd.runtime.sync.policy import Policy, Record  # noqa: E402
 
 EVEN = Costs(*[{1: 0.01, 5: 0.012, 12: 0.02}] * 4)
-SECOND = 1_000_000  # microseconds
+MOMENT = 20_000  # microseconds
 
 
 @pytest.fixture(scope="session")
@@ -56,8 +57,11 @@ def eager(monkeypatch, seed):
     chance, observe = random.Random(seed), VerifyLane.observe
 
     def later(self, round):
-        if self.lane and self.slots and chance.random() < 0.8:
-            self.cache.wait_ready(torch.tensor([s.index for s in self.slots.by_sequence.values()]), 3 * SECOND)
+        slots = torch.tensor([slot.index for slot in self.slots.by_sequence.values()], dtype=torch.int64)
+        until = monotonic() + 3 * (chance.random() < 0.8)
+        while len(slots) and self.lane and not self.lane.error and monotonic() < until:
+            if self.cache.wait_ready(slots, MOMENT) == len(slots):
+                break
         observe(self, round)
 
     monkeypatch.setattr(VerifyLane, "observe", later)

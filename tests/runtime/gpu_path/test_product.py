@@ -62,6 +62,7 @@ def test_passes_before_the_first_request_and_measured_costs_change_no_token(mode
     monkeypatch.setattr(compiling, "watched", True)
     monkeypatch.setattr(measure, "measure", partial(measure.measure, repeats=1))
     monkeypatch.setattr(measure, "PREFIX", 4)
+    monkeypatch.setattr(measure, "ROWS", (1, 2, 3))
     case = PLAIN._replace(mode="auto", batch=1)
     llm = models.llm(case, max_model_len=24, prefill_chunk=8, k=1, branches=1)
     launches = simulator.launches
