@@ -125,7 +125,8 @@ class Simulator:
     def _arrived(self, pinned, content, number, epoch):
         done = self.host[number] >= epoch
         if done:
-            pinned.copy_(content)
+            with torch.inference_mode():  # where the memory was made
+                pinned.copy_(content)
         return done
 
     def _left(self, pinned, copy, number, epoch):

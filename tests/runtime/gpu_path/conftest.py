@@ -1,6 +1,9 @@
 """The product on a simulated GPU (tests/helpers/simulated_gpu.py), in a process that runs Triton's interpreter."""
 
+import os
+import pickle
 import random
+from pathlib import Path
 from time import monotonic
 
 import pytest
@@ -18,6 +21,7 @@ else:
 
 from product_runs import Models, PlainAnswers  # noqa: E402
 
+from bench.launches.signatures import noted  # noqa: E402
 from ssd.runtime.lanes.verify_lane import VerifyLane  # noqa: E402
 from ssd.runtime.switching import auto  # noqa: E402
 from ssd.runtime.switching.cost_model import Costs  # noqa: E402
@@ -25,6 +29,15 @@ from ssd.runtime.sync.policy import Policy, Record  # noqa: E402
 
 EVEN = Costs(*[{1: 0.01, 5: 0.012, 12: 0.02}] * 4)
 MOMENT = 20_000  # microseconds
+
+
+@pytest.fixture(scope="session", autouse=True)
+def signatures():
+    """Writes the signatures of all launches to the file that the environment names."""
+    with noted() as found:
+        yield
+    if file := os.environ.get("SIGNATURES"):
+        Path(file).write_bytes(pickle.dumps(list(found)))
 
 
 @pytest.fixture(scope="session")
