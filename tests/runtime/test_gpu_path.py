@@ -14,8 +14,8 @@ pytest.importorskip("llguidance")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("needs Triton's compiler", allow_module_level=True)
 
-from bench.launches.__main__ import ARCHS  # noqa: E402
-from bench.launches.signatures import Signature, covering, distinct, failures  # noqa: E402
+from bench.launches.__main__ import ARCHS, every_signature  # noqa: E402
+from bench.launches.signatures import Signature, distinct, failures  # noqa: E402
 
 TESTS = Path(__file__).parent / "gpu_path"
 
@@ -30,11 +30,17 @@ def launched(file: Path, *options: str) -> list[Signature]:
     return pickle.loads(file.read_bytes())
 
 
+def kinds(signatures: list[Signature]) -> set:
+    """Kernels, with the dtypes of their tensors and the arguments that are None."""
+    return {(s.kernel, s.nothing, s.dtypes) for s in signatures}
+
+
 @pytest.mark.timeout(1200)
 def test_the_product_on_a_simulated_gpu_and_its_launches_on_real_ones(tmp_path):
-    found = covering(launched(tmp_path / "signatures"))
+    found = distinct(launched(tmp_path / "signatures"))
     assert {"linear_fwd_kernel", "top_f_kernel", "walk_kernel", "kv_copy_kernel"} < {s.name for s in found}
     assert not failures(found, ARCHS)
+    assert kinds(found) <= kinds(every_signature())  # those of models of other sizes, which test_launches lowers
 
 
 @pytest.mark.slow
