@@ -106,6 +106,9 @@ class FakeProposer:
     def release(self, sequence):
         pass
 
+    def pause(self):
+        pass
+
 
 def sample(logits, temperature, top_k, top_p, min_p, seeds, positions, logprobs=True):
     """Gumbel-max whose noise depends on (seed, position, token), which is the operator's contract, though not its

@@ -15,6 +15,7 @@ from ssd.model.draft import Draft
 from ..devices.placement import CPU, Placement, array
 from ..engine.tree import words
 from ..sampling.logits_processors import process_draft_logits
+from .draft_memory import DraftMemory, DraftPages, pages_of
 from .draft_sampling import Candidates
 
 
@@ -37,23 +38,24 @@ def output_rows(rows: Sequence[DraftRows]) -> list[int]:
 
 
 class DraftRunner:
-    """A draft, its paged cache and passes over it.
+    """A draft and passes over its memory, by default one of its own that is large enough for every slot.
 
-    Each slot holds one sequence of at most max_len tokens, and behind them at most `nodes` nodes of its trees.
+    Each slot holds one sequence of at most max_len tokens, and behind them at most `nodes` nodes of its trees; its
+    pages are to be reserved before a pass.
     """
 
     def __init__(
-        self, draft: Draft, *, max_batch: int, max_len: int, nodes: int, page_size: int = 16, placement: Placement = CPU
-    ):
+        self, draft: Draft, *, max_batch: int, max_len: int, nodes: int, placement: Placement = CPU,
+        memory: DraftMemory | None = None,
+    ):  # fmt: skip
         self.draft, self.placement = draft, placement
         self.max_batch, self.nodes = max_batch, nodes
         self.rounds_masks = placement.remote  # to powers of two words: a kernel is compiled for each number
         self.max_len = min(max_len, len(draft.cos))
-        pages = -(-(self.max_len + nodes) // page_size)
-        with placement.stream():
-            self.kv = draft.new_kv_cache(max_batch * pages, page_size)
-        self.page_table = np.arange(max_batch * pages, dtype=np.int32).reshape(max_batch, pages)
-        self.room = pages * page_size  # indices of a slot, which lie side by side
+        most = pages_of(self.max_len + nodes)
+        self.memory = memory or DraftMemory(draft, max_batch * most, placement=placement)
+        self.kv = self.memory.kv
+        self.pages = DraftPages(self.memory, max_batch, most)
         self.own = (draft.config.num_layers,) if draft.feature_layers else ()  # its hidden states that enter again
         self.passes = self.rows = 0  # so far
         self.seconds, self.timed = 0.0, 0  # passes of at most 64 rows: their time and their number
@@ -71,15 +73,16 @@ class DraftRunner:
         batch = Batch(
             ids=array([t for r in rows for t in r.tokens]),
             positions=array([p for r in rows for p in r.positions], np.int32),
-            slots=array([r.slot * self.room + i for r in rows for i in r.at]),
+            slots=torch.from_numpy(np.concatenate([self.pages.where[r.slot][r.at] for r in rows])),
             row_offsets=array(offsets, np.int32),
             prefix_lens=array([r.prefix for r in rows], np.int32),
-            page_table=torch.from_numpy(self.page_table[slots]),
+            page_table=torch.from_numpy(self.pages.table[slots]),
             logit_rows=array(output_rows(rows)),
             mask=mask,
         )
         begin, few = perf_counter(), offsets[-1] <= 64
-        out = self.draft.forward_features(self.placement.batch(batch), self.kv, self.own, hidden)
+        with self.pages.at_work():
+            out = self.draft.forward_features(self.placement.batch(batch), self.kv, self.own, hidden)
         self.passes += 1
         self.rows += offsets[-1]
         self.timed += few
@@ -106,8 +109,8 @@ class DraftRunner:
 
     def move(self, pairs: list[tuple[int, int, int]]) -> None:
         """Move KV, (slot, from index, to index) each, as if all at once."""
-        slots = [[slot * self.room + i for i in (old, new)] for slot, old, new in pairs if old != new]
+        slots = [self.pages.where[slot, [old, new]] for slot, old, new in pairs if old != new]
         if not slots:
             return
-        with self.placement.stream():
+        with self.placement.stream(), self.pages.at_work():
             kernels.kv_copy(self.kv.k, self.kv.v, *self.placement.put(*map(array, zip(*slots, strict=True))))

@@ -53,6 +53,16 @@ class DraftState:
         self.cached += len(kept)
         return [(self.slot, self.base + node, self.base + k) for k, node in enumerate(kept)]
 
+    def reserve(self, nodes: int) -> bool:
+        """Whether there are pages for the confirmed tokens and so many nodes. Without them the slot has none at all,
+        and starts again when there are."""
+        pages = self.runner.pages
+        found = bool(pages.held[self.slot])
+        granted = pages.reserve(self.slot, self.base + nodes)
+        if not (found and granted):
+            self.cached, self.done = 0, set()
+        return granted
+
     # ---- rows of a pass ----
 
     def prompt_rows(self, count: int) -> tuple[DraftRows, torch.Tensor | None]:

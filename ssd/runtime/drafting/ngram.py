@@ -75,5 +75,8 @@ class NgramProposer:
     def accept(self, sequences, trees, paths) -> None:
         """Nothing to do: the text is read again."""
 
+    def pause(self) -> None:
+        """Nothing to do: texts take little memory."""
+
     def release(self, sequence) -> None:
         self.texts.pop(sequence, None)

@@ -67,8 +67,11 @@ class DraftLane(threading.Thread):
             with torch.inference_mode():
                 while not self.stopping:
                     self.asleep = not self.awake.is_set()
+                    if self.asleep:
+                        self.runner.pages.rest()
                     if self.awake.wait(0.2):
                         self.asleep = False
+                        self.runner.pages.wake()
                         self.step()
         except Exception as e:  # whatever it is, the verify lane goes on without this one
             self.error = e
@@ -106,14 +109,14 @@ class DraftLane(threading.Thread):
         f, flight = self.forests.get(slot), Tree(o.tokens, o.parents)
         record = self.owners.get(o.owner)
         if record is None:
-            self.forests.pop(slot, None)
+            self.drop(slot)
             return None
         if f is None or f.born != o.born:
             f = self.forests[slot] = Forest(self.runner, record, o.born)
         start, lagged = f.num_tokens, o.epoch != f.epoch + 1
         confirmed = self.cache.catch_up(slot, o, start)
         if confirmed is None or not self._take_features(f, slot, o, start):
-            self.forests.pop(slot)
+            self.drop(slot)
             return None
         if lagged:
             f.restart(confirmed.tolist(), flight)
@@ -124,6 +127,10 @@ class DraftLane(threading.Thread):
             f.advance(confirmed.tolist(), o.node, o.branch, flight)
         f.epoch, f.hit = o.epoch, o.hit
         return f
+
+    def drop(self, slot: int) -> None:
+        self.forests.pop(slot, None)
+        self.runner.pages.drop(slot)
 
     def _learn(self, f: Forest, o: Outcome) -> None:
         depth = f.tree.depth[o.node] if o.node >= 0 else 0
@@ -155,8 +162,9 @@ class DraftLane(threading.Thread):
             self.fork(others)
 
     def fits(self, f: Forest) -> bool:
-        """Whether the draft's context has room for what may be prepared now: beyond it nothing is."""
-        return f.num_tokens + max(f.tree.depth[: f.flight], default=0) + self.branch_budget.depth <= self.runner.max_len
+        """Whether the draft's context and its memory have room for what may be prepared now: beyond them nothing is."""
+        deepest = f.num_tokens + max(f.tree.depth[: f.flight], default=0) + self.branch_budget.depth
+        return deepest <= self.runner.max_len and f.reserve(self.runner.nodes)
 
     def catch_up(self, forests: list[Forest]) -> list[Forest]:
         """Compute the root and every node in flight. Returns the forests whose round still goes on."""

@@ -42,6 +42,7 @@ def forget_all() -> None:
     """In a forked process: the threads are the parent's, and what they locked stays locked."""
     for lane in list(running):
         lane.awake = threading.Event()
+        lane.runner.pages.forget_thread()
     running.clear()
 
 
@@ -101,6 +102,7 @@ class LaneSupervisor:
     def give_up(self, reason: str) -> None:
         """Leave the lane and its cache to themselves."""
         self.lane.stop()
+        self.lane.runner.pages.retire()
         if not self.lockstep:
             self._let_go.detach()  # else the finaliser would keep the lane alive
         self.failures += 1
@@ -111,9 +113,14 @@ class LaneSupervisor:
             log.warning("draft lane failed %d times (%s): decoding goes on without it", self.failures, reason)
 
     def replace(self) -> None:
-        """Start another lane, unless too many failed."""
-        if self.failures < FAILURES:
+        """Start another lane, unless too many failed, or there is no memory for one."""
+        if self.failures == FAILURES:
+            return
+        try:
             self._launch()
+        except (MemoryError, RuntimeError) as e:  # torch has no MemoryError of its own, nor has a thread that cannot be
+            self.failures, self.lane, self.cache = FAILURES, None, None
+            log.warning("no other draft lane can start (%s): decoding goes on without it", e)
 
     def turn(self) -> str | None:
         """Let a lane in lockstep prepare what it can. Returns what went wrong."""
@@ -126,11 +133,15 @@ class LaneSupervisor:
     def sleep(self) -> None:
         if self.lane:
             self.lane.awake.clear()
+            if self.lockstep:
+                self.lane.runner.pages.rest()
 
     def wake(self) -> None:
         if self.lane and not self.lane.awake.is_set():
             if self.lane.asleep:  # a lane that hangs is not asleep
                 self.lane.beat = monotonic()
+            if self.lockstep:
+                self.lane.runner.pages.wake()
             self.lane.awake.set()
 
     def close(self) -> None:

@@ -59,6 +59,7 @@ class DraftTimer:
         self.prefix, width = prefix_of(draft), draft.config.hidden_size
         size = {"max_len": self.prefix + max(ROWS), "nodes": max(ROWS)}
         self.runner = DraftRunner(draft, max_batch=1, **size, placement=placement_of(draft))
+        self.runner.pages.reserve(0, sum(size.values()))
         with self.runner.placement.stream():
             self.runner.kv.k.zero_(), self.runner.kv.v.zero_()
         self.hidden = {n: torch.ones(n, width) if draft.feature_layers else None for n in ROWS}

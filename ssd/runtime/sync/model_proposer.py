@@ -8,6 +8,7 @@ import torch
 from ssd.model.draft import Draft
 
 from ..devices.placement import CPU, Placement
+from ..drafting.draft_memory import DraftMemory
 from ..drafting.draft_runner import DraftRunner
 from ..drafting.draft_state import DraftState, prefill
 from ..drafting.warm_up import warm_up_draft
@@ -31,9 +32,11 @@ class ModelProposer:
         nodes: int,
         chunk: int = 512,
         placement: Placement = CPU,
+        memory: DraftMemory | None = None,
     ):
         self.draft, self.sampler, self.chunk = draft, sampler, chunk
-        self.runner = DraftRunner(draft, max_batch=max_batch, max_len=max_len, nodes=nodes, placement=placement)
+        sizes = {"max_batch": max_batch, "max_len": max_len, "nodes": nodes}
+        self.runner = DraftRunner(draft, **sizes, placement=placement, memory=memory)
         self.ids = None if draft.ids is None else draft.ids.cpu()  # the target's id of each output
         self.layers = draft.feature_layers
         self.features: Features | None = None  # of the target
@@ -60,10 +63,12 @@ class ModelProposer:
         trees = [Tree() for _ in sequences]
         for tree, sequence in zip(trees, sequences, strict=True):
             tree.kind, tree.ids = self.sampler.kind(sequence.params), self.ids
+        self.runner.pages.wake()
         fit = [i for i, s in enumerate(sequences) if limits[i] > 0 and s.num_tokens + limits[i] <= self.runner.max_len]
+        fit = [i for i in fit if self._state(sequences[i]).reserve(self.runner.nodes)]
         if not fit:
             return trees
-        logits, features = self._catch_up([sequences[i] for i in fit])
+        logits, features = self._catch_up([self.states[sequences[i]] for i in fit])
         mixed = policy.adaptive and width > 1  # with what the text had
         frontier = [(i, -1) for i in fit]  # nodes whose children the logits tell, in the order of their rows
         for level in range(1, policy.depth + 1):
@@ -101,7 +106,12 @@ class ModelProposer:
     def release(self, sequence) -> None:
         state = self.states.pop(sequence, None)
         if state:
+            self.runner.pages.drop(state.slot)
             self.free.append(state.slot)
+
+    def pause(self) -> None:
+        """Others may take the pages until the next proposal."""
+        self.runner.pages.rest()
 
     # ---- passes ----
 
@@ -115,9 +125,8 @@ class ModelProposer:
         state.cached = min(state.cached, sequence.num_tokens - 1)
         return state
 
-    def _catch_up(self, sequences):
+    def _catch_up(self, states: list[DraftState]):
         """Compute the tokens that are new to the draft. Returns logits and features of each sequence's newest."""
-        states = [self._state(s) for s in sequences]
         for _ in prefill(states, self.chunk):
             pass
         counts = [state.fresh for state in states]

@@ -14,7 +14,7 @@ class SyncSpeculator:
     """A speculator that drafts while the target waits.
 
     proposer: propose(sequences, limits, thresholds, policy, width) -> trees, accept(sequences, trees, paths),
-    release(sequence), warm_up(width), layers, runner, steps, and features, which the engine's become.
+    release(sequence), pause(), warm_up(width), layers, runner, steps, and features, which the engine's become.
     """
 
     def __init__(self, proposer, policy: Policy):
@@ -83,7 +83,8 @@ class SyncSpeculator:
         self.proposer.release(sequence)
 
     def pause(self) -> None:
-        """Nothing to do: the next proposal catches up."""
+        """Lend the draft's pages; the next proposal catches up."""
+        self.proposer.pause()
 
     def close(self) -> None:
         """Nothing to do: nothing runs beside the engine."""

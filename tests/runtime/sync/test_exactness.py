@@ -69,7 +69,7 @@ def test_kv_of_accepted_tokens_stands_where_it_belongs(tiny_folder, models):
             state = proposer.states.get(sequence)
             n = min(sequence.num_cached, state.cached if state else 0)
             if n:
-                mine = rows(proposer.runner.kv, proposer.runner.page_table[state.slot], n)
+                mine = rows(proposer.runner.kv, proposer.runner.pages.table[state.slot], n)
                 assert all(map(torch.equal, mine, rows(llm.engine.kv, sequence.page_row, n)))
                 checked += 1
         return got
