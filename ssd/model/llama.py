@@ -85,8 +85,15 @@ class Llama:
 
     def new_kv_cache(self, num_pages: int, page_size: int = 16) -> KVCache:
         """A cache for this model: k, v [layers, num_pages, page_size, kv heads, padded_head_dim]."""
+        return self._kv_cache(num_pages, page_size, self.device)
+
+    def page_bytes(self, page_size: int = 16) -> int:
+        """The bytes of a page of such a cache."""
+        return self._kv_cache(1, page_size, torch.device("meta")).nbytes
+
+    def _kv_cache(self, num_pages: int, page_size: int, device: torch.device) -> KVCache:
         c, kv_dtype = self.config, torch.float32 if self.dtype == "fp32" else torch.bfloat16
-        return KVCache(c.num_layers, num_pages, page_size, c.num_kv_heads, c.padded_head_dim, kv_dtype, self.device)
+        return KVCache(c.num_layers, num_pages, page_size, c.num_kv_heads, c.padded_head_dim, kv_dtype, device)
 
     def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
         """Logits float32 [len(batch.logit_rows), vocab]; K and V of the rows are stored at batch.slots."""

@@ -6,8 +6,11 @@ from ssd.model.cache_folder import cache_folder
 from ssd.model.draft import Draft
 
 from .cache_files import cache_file, pair_key
+from .devices.free_memory import weights_fit
+from .devices.kv_memory import KVPart
 from .devices.placement import device_of, placement_of
 from .devices.threads import CORES, cores_of
+from .drafting.draft_memory import PAGE_SIZE, DraftMemory, pages_of
 from .drafting.draft_runner import DraftRunner
 from .drafting.draft_sampling import CoupledSampler, RejectionSampler
 from .drafting.ngram import NgramProposer
@@ -48,8 +51,14 @@ def load_drafts(options: SpeculationOptions, target: str | None, model) -> tuple
         folder = default_draft(target or hub.DEFAULT_TARGET, name) if name == "large" else hub.resolve(name)
         if folder is None:
             raise ValueError(f"backup_draft: no large draft comes with {target}; name a folder or the id of a model")
-        backup = Draft.load(folder, model, draft_dtype(options, model), options.draft_device)
+        backup = load(folder, "backup draft", options, model)
     return draft, backup
+
+
+def load(folder, name: str, options: SpeculationOptions, model) -> Draft:
+    device = torch.device(options.draft_device or model.device)
+    with weights_fit(name, device):
+        return Draft.load(folder, model, draft_dtype(options, model), device)
 
 
 def load_draft(options: SpeculationOptions, target: str | None, model) -> Draft | str:
@@ -65,7 +74,7 @@ def load_draft(options: SpeculationOptions, target: str | None, model) -> Draft 
     if folder is None:
         other = "" if options.mode == "ssd" else ", or ngram"
         raise ValueError(f"draft: none comes with {target}; name a folder or the id of a model{other}")
-    return Draft.load(folder, model, draft_dtype(options, model), options.draft_device)
+    return load(folder, "draft", options, model)
 
 
 def verify_cores(speculation: SpeculationOptions, options: EngineOptions) -> list[int] | None:
@@ -87,16 +96,40 @@ def draft_cores(speculation: SpeculationOptions, model) -> list[int]:
     return [CORES[-1]] if model.device.type == "cpu" else list(CORES[1:] or CORES)
 
 
-def make_speculator(speculation: SpeculationOptions, options: EngineOptions, drafts, model, max_len: int) -> Speculator:
-    """The speculator of a mode. drafts: the draft and the backup draft or None; not read in mode ar."""
+def kv_parts(speculation: SpeculationOptions, options: EngineOptions, drafts, model, max_len: int) -> list[KVPart]:
+    """What holds KV: the target and its drafts. drafts as for make_speculator; max_len: tokens of a request at most."""
+    models = {"target": model}
+    if speculation.mode != "ar" and drafts[0] != "ngram":
+        models |= {name: draft for name, draft in zip(("draft", "backup draft"), drafts, strict=True) if draft}
+    return [kv_part(speculation, options, name, each, max_len) for name, each in models.items()]
+
+
+def kv_part(speculation: SpeculationOptions, options: EngineOptions, name: str, model, max_len: int) -> KVPart:
+    """The KV of a model. A draft keeps nodes beside the tokens for which the target has pages, its spare ones
+    included, and no more than all slots can hold."""
+    spare, most = options.max_batch * pages_of(speculation.nodes), None
+    if name != "target":
+        spare += options.max_batch * pages_of(speculation.draft_nodes)
+        most = options.max_batch * pages_of(min(max_len, len(model.cos)) + speculation.draft_nodes)
+    device = getattr(model, "device", torch.device("cpu"))
+    weights = sum(t.nbytes for t in {id(t): t for t in model.tensors()}.values())
+    return KVPart(name, device, model.page_bytes(PAGE_SIZE), PAGE_SIZE, spare, most, weights)
+
+
+def make_speculator(
+    speculation: SpeculationOptions, options: EngineOptions, drafts, model, max_len: int, kv_tokens: int
+) -> Speculator:
+    """The speculator of a mode. drafts: the draft and the backup draft or None; not read in mode ar. kv_tokens: of the
+    KV that requests share."""
     if speculation.mode == "ar":
         return NoSpeculation()
     draft, backup = drafts
     if draft == "ngram" and speculation.mode == "ssd":
         raise ValueError("draft: got ngram, wanted a draft model for mode 'ssd'")
+    memories = [make_memory(speculation, options, each, model, max_len, kv_tokens) for each in drafts]
     if speculation.mode == "ssd":
-        return make_lanes(speculation, options, draft, backup, model, max_len)
-    sync = make_sync(speculation, options, draft, model, max_len)
+        return make_lanes(speculation, options, memories, model, max_len)
+    sync = make_sync(speculation, options, memories[0], model, max_len)
     if speculation.mode == "sd" or draft == "ngram" or speculation.verify == "rejection":
         return sync
     if model.device.type != "cpu" or draft.device.type != "cpu":
@@ -106,7 +139,7 @@ def make_speculator(speculation: SpeculationOptions, options: EngineOptions, dra
     else:
         together, apart = cores_of(options.threads) or [-1] * len(CORES), list(CORES[:-1])
     costs = costs_of(model, draft, together, apart, draft_cores(speculation, model), cache_folder())
-    lanes = make_lanes(speculation, options, draft, backup, model, max_len)
+    lanes = make_lanes(speculation, options, memories, model, max_len)
     cores = {"sd": together, "ssd": apart}
     return AutoMode(sync, lanes, costs, cores, depth=speculation.depth, branches=speculation.outcomes)
 
@@ -123,40 +156,57 @@ def make_policy(speculation: SpeculationOptions, width: int) -> Policy:
     return Policy(depth=LONGEST_SPECULATION, width=speculation.tree_width or width, nodes=LONGEST_SPECULATION)
 
 
-def make_sync(speculation: SpeculationOptions, options: EngineOptions, draft, model, max_len: int) -> SyncSpeculator:
+def make_memory(
+    speculation: SpeculationOptions, options: EngineOptions, draft, model, max_len: int, kv_tokens: int
+) -> DraftMemory | None:
+    """The memory of a draft, None where no model drafts. All that read and write it share a stream."""
+    if not isinstance(draft, Draft):
+        return None
+    pages = kv_part(speculation, options, "draft", draft, max_len).pages(kv_tokens)
+    return DraftMemory(draft, pages, placement_of(draft, draft_cores(speculation, model)))
+
+
+def make_sync(
+    speculation: SpeculationOptions, options: EngineOptions, memory: DraftMemory | None, model, max_len: int
+) -> SyncSpeculator:
+    """memory: of the draft, None for n-grams."""
     policy = make_policy(speculation, WIDTH if model.device.type == "cpu" else 1)
-    if draft == "ngram":
+    if memory is None:
         return SyncSpeculator(NgramProposer(), policy)
+    placement = memory.placement if memory.placement.remote else placement_of(memory.draft)  # cores: the caller's
     proposer = ModelProposer(
-        draft, make_sampler(speculation), max_batch=options.max_batch, max_len=max_len, nodes=policy.nodes,
-        placement=placement_of(draft),
+        memory.draft, make_sampler(speculation), max_batch=options.max_batch, max_len=max_len, nodes=policy.nodes,
+        placement=placement, memory=memory,
     )  # fmt: skip
     return SyncSpeculator(proposer, policy)
 
 
 def make_lanes(
-    speculation, options, draft: Draft, backup: Draft | None, model, max_len: int
+    speculation: SpeculationOptions, options: EngineOptions, memories: list[DraftMemory | None], model, max_len: int
 ) -> VerifyLane | BackupDraft:
-    first = make_lane(speculation, options, draft, model, max_len)
-    return BackupDraft(first, make_lane(speculation, options, backup, model, max_len)) if backup else first
+    """memories: of the draft and of the backup draft, None where there is none."""
+    lanes = [make_lane(speculation, options, memory, model, max_len) for memory in memories if memory]
+    return BackupDraft(*lanes) if len(lanes) > 1 else lanes[0]
 
 
-def make_lane(speculation: SpeculationOptions, options: EngineOptions, draft: Draft, model, max_len: int) -> VerifyLane:
+def make_lane(
+    speculation: SpeculationOptions, options: EngineOptions, memory: DraftMemory, model, max_len: int
+) -> VerifyLane:
+    draft, placement = memory.draft, memory.placement
     depth, width, branches = speculation.depth, speculation.width, speculation.outcomes
     nodes, slots, vocab = speculation.branch_nodes, options.max_batch, model.config.vocab_size
     leaves = speculation.leaves if model.device.type == "cpu" else 0  # tensor cores: chains are exact to the bit
     own = cache_file(cache_folder(), "history", pair_key(model, draft))  # or what came with the draft
     fan_out = FanOut.read([] if speculation.lockstep else [own, draft.folder / "history.json"], speculation.fan_out)
-    placement = placement_of(draft, draft_cores(speculation, model))
     q_width = draft.vocab if speculation.verify == "rejection" else 0
 
     def start(owners):
-        """A speculation cache and a draft lane of its own; called again after a lane failed."""
+        """A speculation cache and a draft lane on the draft's memory; called again after a lane failed."""
         cache = SpeculationCache(
             slots, branches, nodes, vocab=vocab, log=max_len, feature_bytes=4 * draft.feature_width, q_width=q_width
         )
-        rows = nodes + branches * (1 + nodes)
-        runner = DraftRunner(draft, max_batch=slots, max_len=max_len, nodes=rows, placement=placement)
+        sizes = {"max_batch": slots, "max_len": max_len, "nodes": speculation.forest_nodes}
+        runner = DraftRunner(draft, **sizes, placement=placement, memory=memory)
         budget = BranchBudget(branches, depth, adapts=not speculation.k)
         return cache, DraftLane(
             runner, make_sampler(speculation), cache, owners, fan_out, budget, width=width, leaves=leaves

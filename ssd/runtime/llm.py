@@ -9,13 +9,14 @@ import torch
 from ssd import kernels
 
 from .devices.bandwidth import fraction
+from .devices.free_memory import weights_fit
 from .devices.placement import device_of, placement_of
 from .devices.threads import bind
 from .engine.engine import Engine
 from .engine.metrics import Metrics
 from .engine.trace import Trace
 from .engine.warm_up import warm_up
-from .factory import load_drafts, make_speculator, verify_cores
+from .factory import kv_parts, load_drafts, make_speculator, verify_cores
 from .options import EngineOptions, SpeculationOptions
 from .output import Output
 from .requests import Prompt, Requests, is_one
@@ -31,7 +32,7 @@ class LLM:
     target: a folder or GGUF file, or the id of a model; None is the default target. dtype: "bf16", "int8", "fp32" or
     "q4" weights; None is q4 for a GGUF file of four bits, else bf16. options: fields of EngineOptions and of
     SpeculationOptions. Calls may come from several threads; they take turns, pass by pass. Raises ValueError or
-    TypeError naming the argument, OSError where files cannot be read, MemoryError where the KV cache does not fit.
+    TypeError naming the argument, OSError where files cannot be read, MemoryError where weights or KV do not fit.
     """
 
     def __init__(self, target: str | None = None, dtype: str | None = None, **options):
@@ -43,7 +44,8 @@ class LLM:
         bind(verify_cores(speculation, engine))  # loading packs in parallel too
         folder = hub.resolve(target)
         device = device_of(engine.device)
-        model = Llama.load(folder, dtype, device=device, prompt_attention=engine.prompt_attention)
+        with weights_fit("target", device):
+            model = Llama.load(folder, dtype, device=device, prompt_attention=engine.prompt_attention)
         drafts = None if speculation.mode == "ar" else load_drafts(speculation, target, model)
         self._set_up(model, Tokenizer(folder), engine, speculation, drafts)
 
@@ -64,8 +66,10 @@ class LLM:
         self, model, tokenizer, options: EngineOptions, speculation: SpeculationOptions, drafts, sample=kernels.sample
     ) -> None:
         self.tokenizer, self.options, self.speculation = tokenizer, options, speculation
-        self.max_model_len, kv_tokens = options.sizes(model.config.max_positions)
-        speculator = make_speculator(speculation, options, drafts, model, self.max_model_len)
+        longest = options.longest(model.config.max_positions)
+        kv_tokens = options.size_kv(kv_parts(speculation, options, drafts, model, longest), longest)
+        self.max_model_len = min(longest, kv_tokens)  # no request can outgrow either
+        speculator = make_speculator(speculation, options, drafts, model, self.max_model_len, kv_tokens)
         eos_ids = {*model.config.eos_token_ids, *tokenizer.eos_ids}.intersection(range(model.config.vocab_size))
         self.engine = Engine(
             model, sample, eos_ids, max_batch=options.max_batch, max_model_len=self.max_model_len,

@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields
 
 from ssd.shared_options import check_prompt_attention, check_used
 
+from .devices.kv_memory import KVPart, size_kv
 from .devices.placement import device_of
 from .devices.threads import cores_of
 from .sampling.sampling_params import check_integer, check_number
@@ -70,10 +71,10 @@ class SpeculationOptions:
         if self.mode in ("ssd", "auto"):
             if self.mode == "ssd" and self.verify == "rejection" and self.width > 1:
                 raise ValueError(f"tree_width: got {self.width}, wanted 1 for rejection in mode 'ssd'")
-            rows = self.branch_nodes + self.outcomes * (1 + self.branch_nodes)
-            if rows > MAX_ROWS:
+            if self.forest_nodes > MAX_ROWS:
                 raise ValueError(
-                    f"branches: got {self.outcomes}, which with k and tree_width make {rows} rows, wanted {MAX_ROWS}"
+                    f"branches: got {self.outcomes}, which with k and tree_width make {self.forest_nodes} rows, wanted "
+                    f"{MAX_ROWS}"
                 )
         cores_of(self.draft_threads, "draft_threads")
         device_of(self.draft_device or "cpu", "draft_device")
@@ -104,10 +105,24 @@ class SpeculationOptions:
         return self.depth * self.width + self.leaves
 
     @property
+    def forest_nodes(self) -> int:
+        """Nodes that the draft lane computes for a sequence, at most."""
+        return self.branch_nodes + self.outcomes * (1 + self.branch_nodes)
+
+    @property
+    def sync_nodes(self) -> int:
+        """Tokens of a speculation that is drafted while the target waits, at most."""
+        return self.k * self.width if self.k else LONGEST_SPECULATION
+
+    @property
     def nodes(self) -> int:
         """Tokens of a speculation, at most."""
-        sync = self.k * self.width if self.k else LONGEST_SPECULATION
-        return {"ar": 0, "ssd": self.branch_nodes}.get(self.mode, max(self.branch_nodes, sync))
+        return {"ar": 0, "ssd": self.branch_nodes}.get(self.mode, max(self.branch_nodes, self.sync_nodes))
+
+    @property
+    def draft_nodes(self) -> int:
+        """Nodes of a sequence of which a draft keeps KV, at most."""
+        return self.sync_nodes if self.mode == "sd" else max(self.forest_nodes, self.sync_nodes)
 
     @property
     def rule(self) -> str:
@@ -121,8 +136,9 @@ class EngineOptions:
 
     max_batch: int = 8  # requests that decode together
     max_model_len: int | None = None  # tokens of prompt and answer; None, and at most: the model's context
-    # tokens that the KV cache holds, shared by all requests; None: max_batch full contexts, but no more than 32,768
-    # tokens or one full context, whichever is more. Where requests need more, the latest arrival waits
+    # tokens that the KV caches of target and draft hold, shared by all requests; None: max_batch full contexts, as far
+    # as they fit into free memory, on the CPU no more than 32,768 tokens or one full context, whichever is more. Where
+    # requests need more, the latest arrival waits
     kv_tokens: int | None = None
     prefill_chunk: int = 512  # rows of prompts in one pass
     prefix_caching: bool = True  # requests that begin alike share what was computed, also with earlier ones
@@ -145,8 +161,11 @@ class EngineOptions:
         device_of(self.device)
         check_prompt_attention(self.prompt_attention)
 
-    def sizes(self, context: int) -> tuple[int, int]:
-        """max_model_len and kv_tokens for a model of that context; no request can outgrow either."""
-        longest = min(context, self.max_model_len or context)
-        tokens = self.kv_tokens or min(self.max_batch * longest, max(longest, DEFAULT_KV_TOKENS))
-        return min(longest, tokens), tokens
+    def longest(self, context: int) -> int:
+        """Tokens of a request at most, for a model of that context."""
+        return min(context, self.max_model_len or context)
+
+    def size_kv(self, parts: list[KVPart], longest: int) -> int:
+        """The tokens of KV that requests share, see devices/kv_memory.py. longest: of a request."""
+        most = self.max_batch * longest
+        return size_kv(parts, self.kv_tokens, min(most, max(longest, DEFAULT_KV_TOKENS)), most)

@@ -25,6 +25,12 @@ class FakeModel:
         self.config = SimpleNamespace(max_positions=context, vocab_size=VOCABULARY, eos_token_ids=(EOS, OTHER_EOS))
         self.script, self.passes = script, []
 
+    def tensors(self):
+        return []
+
+    def page_bytes(self, page_size=16):
+        return 8 * page_size
+
     def new_kv_cache(self, num_pages, page_size=16):
         cache = KVCache(1, num_pages, page_size, 1, 1)
         cache.k.fill_(float("nan"))

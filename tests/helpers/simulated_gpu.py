@@ -194,6 +194,9 @@ class Module:
     def get_device_name(self, device=None):
         return "a simulated GPU"
 
+    def empty_cache(self):
+        pass
+
     def mem_get_info(self, device=None):
         return SIMULATOR.free, 141 * GB
 

@@ -1,25 +1,30 @@
 """CPU time that the system grants this process: quotas of control groups."""
 
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 
 def cpu_quota(root: str | Path = "/") -> float | None:
     """Cores' worth of CPU time: the least of the quotas on the way from this process's control groups (version 1 and 2)
     up to the root, None where none is set or can be read. root: of the file system, for tests."""
-    root = Path(root)
-    quotas = []
-    for line in _read(root / "proc/self/cgroup").splitlines():
+    read = {1: _version_1, 2: _version_2}
+    quotas = [read[version](folder) for folder, version in control_groups(Path(root), "cpu")]
+    return min((quota for quota in quotas if quota), default=None)
+
+
+def control_groups(root: Path, controller: str) -> Iterator[tuple[Path, int]]:
+    """The folders of this process's control groups with a controller, up to the root, each with its version."""
+    for line in read_text(root / "proc/self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
         if not controllers:
-            places, read = ("", "unified"), _version_2
-        elif "cpu" in controllers.split(","):
-            places, read = (controllers, "cpu"), _version_1
+            places, version = ("", "unified"), 2
+        elif controller in controllers.split(","):
+            places, version = (controllers, controller), 1
         else:
             continue
         for place in dict.fromkeys(places):
             for step in ("", *_upwards(group)):  # a container may see its own group as the root of the tree
-                quotas.append(read(root / "sys/fs/cgroup" / place / step))
-    return min((quota for quota in quotas if quota), default=None)
+                yield root / "sys/fs/cgroup" / place / step, version
 
 
 def _upwards(group: str) -> list[str]:
@@ -28,12 +33,12 @@ def _upwards(group: str) -> list[str]:
 
 
 def _version_2(folder: Path) -> float | None:
-    quota, _, period = _read(folder / "cpu.max").partition(" ")
+    quota, _, period = read_text(folder / "cpu.max").partition(" ")
     return _ratio(quota, period)
 
 
 def _version_1(folder: Path) -> float | None:
-    return _ratio(_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us"))
+    return _ratio(read_text(folder / "cpu.cfs_quota_us"), read_text(folder / "cpu.cfs_period_us"))
 
 
 def _ratio(quota: str, period: str) -> float | None:
@@ -44,7 +49,7 @@ def _ratio(quota: str, period: str) -> float | None:
         return None
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError):

@@ -1,6 +1,7 @@
 """The draft's side of one sequence: which tokens and nodes have KV in the draft's cache, and the rows that are due."""
 
 from collections.abc import Iterator
+from hashlib import blake2b
 from itertools import takewhile
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 
 from ..engine.tree import Tree
 from .context_lookup import ContextLookup
+from .draft_memory import PAGE_SIZE
 from .draft_runner import DraftRows, DraftRunner
 
 
@@ -25,6 +27,9 @@ class DraftState:
         self.cached = 0  # confirmed tokens with KV, computed from true features
         self.done: set[int] = set()  # nodes with KV
         self.lookup = ContextLookup()
+        self.names: list[bytes] = []  # of the first blocks, as far as anybody asked
+        self.named = 0  # blocks that can be found
+        runner.pages.drop(slot)
 
     @property
     def base(self) -> int:
@@ -53,15 +58,29 @@ class DraftState:
         self.cached += len(kept)
         return [(self.slot, self.base + node, self.base + k) for k, node in enumerate(kept)]
 
+    # ---- pages ----
+
     def reserve(self, nodes: int) -> bool:
         """Whether there are pages for the confirmed tokens and so many nodes. Without them the slot has none at all,
         and starts again when there are."""
-        pages = self.runner.pages
-        found = bool(pages.held[self.slot])
-        granted = pages.reserve(self.slot, self.base + nodes)
-        if not (found and granted):
-            self.cached, self.done = 0, set()
-        return granted
+        pages, shift = self.runner.pages, self.runner.draft.shift
+        if not pages.held[self.slot]:
+            self.done = set()
+            known = (self.base - 1) // PAGE_SIZE  # blocks before the root, which is always computed
+            self.named = pages.find(self.slot, (self.name(block) for block in range(known)))
+            self.cached = self.named and self.named * PAGE_SIZE + shift
+        for block in range(self.named, (self.cached - shift) // PAGE_SIZE):
+            pages.name(self.slot, block, self.name(block))
+            self.named = block + 1
+        return pages.reserve(self.slot, self.base + nodes)
+
+    def name(self, block: int) -> bytes:
+        """128 bits that name a block by all tokens on which its KV depends."""
+        while len(self.names) <= block:
+            begin, end = (n and n * PAGE_SIZE + self.runner.draft.shift for n in (len(self.names), len(self.names) + 1))
+            before = self.names[-1] if self.names else b""
+            self.names.append(blake2b(before + self.tokens[begin:end].tobytes(), digest_size=16).digest())
+        return self.names[block]
 
     # ---- rows of a pass ----
 

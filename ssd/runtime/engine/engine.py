@@ -1,5 +1,6 @@
 """The loop: plan, propose, forward, verify, observe, update. It knows tokens and pages; LLM knows prompts and text."""
 
+import logging
 from time import perf_counter
 
 import torch
@@ -8,6 +9,7 @@ from ssd import kernels
 from ssd.kernels import Verified
 from ssd.model.kv_cache import BlockAllocator
 
+from ..devices.free_memory import ran_out
 from ..devices.placement import CPU, Placement
 from ..sampling.logits_processors import process_logits, prune_by_grammar
 from ..sampling.logprobs import logprobs_of
@@ -21,6 +23,7 @@ from .tree import Tree
 from .verify import verification
 
 PLAIN = NoSpeculation()
+log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -71,7 +74,7 @@ class Engine:
         if not plan:
             return []
         with torch.inference_mode(), self.placement.stream():
-            proposal = self.speculator.propose(plan)
+            proposal = self._propose(plan)
             rounds, got = self._compute(plan, proposal)
             for round in rounds:
                 got += self._finish(round, begin)
@@ -84,6 +87,16 @@ class Engine:
         logits, _ = self._forward(batch)
         if self.rule != "rejection":  # which is the host's
             self.verify(plan, trees, logits, checks, sampling, self.placement)
+
+    def _propose(self, plan: Plan) -> Proposal:
+        """What the speculator proposes. Where it has no memory that costs time, never a request."""
+        try:
+            return self.speculator.propose(plan)
+        except (MemoryError, RuntimeError) as e:
+            if not ran_out(e):
+                raise
+            log.info("no memory to speculate (%s): a pass goes without", e)
+            return Proposal([None] * len(plan), 0.0)
 
     def _compute(self, plan: Plan, proposal: Proposal) -> tuple[list[Round], list[Sequence]]:
         """Forward and verify, in one round if nothing is wrong. Returns the rounds, and the sequences that failed."""

@@ -68,10 +68,9 @@ class DraftLane(threading.Thread):
                 while not self.stopping:
                     self.asleep = not self.awake.is_set()
                     if self.asleep:
-                        self.runner.pages.rest()
+                        self.runner.pages.drop_all()
                     if self.awake.wait(0.2):
                         self.asleep = False
-                        self.runner.pages.wake()
                         self.step()
         except Exception as e:  # whatever it is, the verify lane goes on without this one
             self.error = e

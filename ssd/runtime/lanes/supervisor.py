@@ -134,14 +134,12 @@ class LaneSupervisor:
         if self.lane:
             self.lane.awake.clear()
             if self.lockstep:
-                self.lane.runner.pages.rest()
+                self.lane.runner.pages.drop_all()
 
     def wake(self) -> None:
         if self.lane and not self.lane.awake.is_set():
             if self.lane.asleep:  # a lane that hangs is not asleep
                 self.lane.beat = monotonic()
-            if self.lockstep:
-                self.lane.runner.pages.wake()
             self.lane.awake.set()
 
     def close(self) -> None:

@@ -123,10 +123,11 @@ class VerifyLane:
             self._roll_back(reason)
 
     def _assign(self, sequence) -> None:
-        slot, n = self.slots.assign(sequence), sequence.num_tokens
+        n = sequence.num_tokens
         tokens = torch.from_numpy(sequence.tokens[:n].copy())
         # beside each token the hidden state that drew it, the token before's
         features = self.features.of(sequence, self.layers)[: n - 1] if self.layers else None
+        slot = self.slots.assign(sequence)  # once there is memory for all that
         self.cache.assign(slot.index, slot.owner, tokens, features)
 
     def _forget(self, sequence) -> None:

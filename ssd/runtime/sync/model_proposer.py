@@ -63,7 +63,6 @@ class ModelProposer:
         trees = [Tree() for _ in sequences]
         for tree, sequence in zip(trees, sequences, strict=True):
             tree.kind, tree.ids = self.sampler.kind(sequence.params), self.ids
-        self.runner.pages.wake()
         fit = [i for i, s in enumerate(sequences) if limits[i] > 0 and s.num_tokens + limits[i] <= self.runner.max_len]
         fit = [i for i in fit if self._state(sequences[i]).reserve(self.runner.nodes)]
         if not fit:
@@ -110,8 +109,8 @@ class ModelProposer:
             self.free.append(state.slot)
 
     def pause(self) -> None:
-        """Others may take the pages until the next proposal."""
-        self.runner.pages.rest()
+        """Others may take the pages; the next proposal takes what is left of them."""
+        self.runner.pages.drop_all()
 
     # ---- passes ----
 

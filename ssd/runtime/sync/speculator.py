@@ -83,7 +83,7 @@ class SyncSpeculator:
         self.proposer.release(sequence)
 
     def pause(self) -> None:
-        """Lend the draft's pages; the next proposal catches up."""
+        """Give the draft's pages back; the next proposal catches up."""
         self.proposer.pause()
 
     def close(self) -> None:

@@ -56,7 +56,8 @@ def forest(text, flight):
     from ssd.runtime.lanes.forest import Forest
     from ssd.runtime.lanes.lane_slot import LaneSlot
 
-    runner = SimpleNamespace(draft=SimpleNamespace(shift=0), own=())
+    pages = SimpleNamespace(drop=lambda slot: None)
+    runner = SimpleNamespace(draft=SimpleNamespace(shift=0), own=(), pages=pages)
     sequence = SimpleNamespace(tokens=np.empty(64, np.int64), params=None, seed=0, prompt_len=0)
     f = Forest(runner, LaneSlot(0, 1, sequence, []), born=1)
     f.restart(text, flight)
