@@ -163,7 +163,8 @@ def make_memory(
     if not isinstance(draft, Draft):
         return None
     pages = kv_part(speculation, options, "draft", draft, max_len).pages(kv_tokens)
-    return DraftMemory(draft, pages, placement_of(draft, draft_cores(speculation, model)))
+    placement = placement_of(draft, draft_cores(speculation, model))
+    return DraftMemory(draft, pages, placement, options.prefix_caching)
 
 
 def make_sync(

@@ -24,12 +24,13 @@ class DraftMemory:
     """The KV cache of a draft on a lane's stream, and its pages.
 
     Both modes of `auto` share one, and so do draft lanes that follow one another: whoever comes later takes the pages
-    that are free. A page whose block is full and confirmed is named by its content, and may then be found by every
-    sequence with the same tokens from the beginning on. Any thread may ask for pages.
+    that are free. A page whose block is full and confirmed is named by its content, and then found by whoever goes on
+    with the same sequence; with prefix_caching by every sequence that begins with the same tokens. Any thread may ask
+    for pages.
     """
 
-    def __init__(self, draft: Draft, num_pages: int, placement: Placement = CPU):
-        self.draft, self.placement = draft, placement
+    def __init__(self, draft: Draft, num_pages: int, placement: Placement = CPU, prefix_caching: bool = True):
+        self.draft, self.placement, self.prefix_caching = draft, placement, prefix_caching
         with placement.stream():
             self.kv = draft.new_kv_cache(num_pages, PAGE_SIZE)
         self.allocator = BlockAllocator(num_pages)
@@ -63,6 +64,10 @@ class DraftPages:
                 return False
             self._append(slot, self.memory.allocator.allocate(count))
         return True
+
+    def names_of(self, sequence) -> bytes:
+        """What the names of a sequence's blocks begin with."""
+        return b"" if self.memory.prefix_caching else id(sequence).to_bytes(8, "little")
 
     def find(self, slot: int, names: Iterable[bytes]) -> int:
         """Give a slot without pages those of its first blocks, as far as they are known. Returns how many."""

@@ -7,6 +7,7 @@ from itertools import takewhile
 import numpy as np
 import torch
 
+from ..engine.sequence import Sequence
 from ..engine.tree import Tree
 from .context_lookup import ContextLookup
 from .draft_memory import PAGE_SIZE
@@ -20,7 +21,7 @@ class DraftState:
     [capacity], the confirmed ones first; features: the target's by token, float32, where the draft reads them.
     """
 
-    def __init__(self, runner: DraftRunner, slot: int, tokens: np.ndarray, features=None):
+    def __init__(self, runner: DraftRunner, slot: int, sequence: Sequence, tokens: np.ndarray, features=None):
         self.runner, self.slot = runner, slot
         self.tokens, self.features = tokens, features
         self.num_tokens = 0  # confirmed tokens
@@ -29,6 +30,7 @@ class DraftState:
         self.lookup = ContextLookup()
         self.names: list[bytes] = []  # of the first blocks, as far as anybody asked
         self.named = 0  # blocks that can be found
+        self.before = runner.pages.names_of(sequence)
         runner.pages.drop(slot)
 
     @property
@@ -78,7 +80,7 @@ class DraftState:
         """128 bits that name a block by all tokens on which its KV depends."""
         while len(self.names) <= block:
             begin, end = (n and n * PAGE_SIZE + self.runner.draft.shift for n in (len(self.names), len(self.names) + 1))
-            before = self.names[-1] if self.names else b""
+            before = self.names[-1] if self.names else self.before
             self.names.append(blake2b(before + self.tokens[begin:end].tobytes(), digest_size=16).digest())
         return self.names[block]
 

@@ -32,7 +32,7 @@ class Forest(DraftState):
         sequence, width = slot.sequence, runner.draft.feature_width if runner.own else 0
         capacity = len(sequence.tokens)
         features = torch.empty(capacity, width) if width else None  # of the target
-        super().__init__(runner, slot.index, np.empty(capacity, np.int64), features)
+        super().__init__(runner, slot.index, sequence, np.empty(capacity, np.int64), features)
         self.params, self.seed, self.prompt_len = sequence.params, sequence.seed, sequence.prompt_len
         self.record, self.logits_processors = slot, slot.processors
         self.epoch, self.born, self.hit = 0, born, False

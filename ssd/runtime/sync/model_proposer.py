@@ -119,7 +119,8 @@ class ModelProposer:
         state = self.states.get(sequence)
         if state is None:
             features = self.features.of(sequence, self.layers) if self.layers else None
-            state = self.states[sequence] = DraftState(self.runner, self.free.pop(), sequence.tokens, features)
+            state = DraftState(self.runner, self.free.pop(), sequence, sequence.tokens, features)
+            self.states[sequence] = state
         state.confirm(sequence.num_tokens)
         state.cached = min(state.cached, sequence.num_tokens - 1)
         return state

@@ -56,7 +56,7 @@ def forest(text, flight):
     from ssd.runtime.lanes.forest import Forest
     from ssd.runtime.lanes.lane_slot import LaneSlot
 
-    pages = SimpleNamespace(drop=lambda slot: None)
+    pages = SimpleNamespace(drop=lambda slot: None, names_of=lambda sequence: b"")
     runner = SimpleNamespace(draft=SimpleNamespace(shift=0), own=(), pages=pages)
     sequence = SimpleNamespace(tokens=np.empty(64, np.int64), params=None, seed=0, prompt_len=0)
     f = Forest(runner, LaneSlot(0, 1, sequence, []), born=1)
