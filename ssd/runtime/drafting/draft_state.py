@@ -74,7 +74,10 @@ class DraftState:
         for block in range(self.named, (self.cached - shift) // PAGE_SIZE):
             pages.name(self.slot, block, self.name(block))
             self.named = block + 1
-        return pages.reserve(self.slot, self.base + nodes)
+        granted = pages.reserve(self.slot, self.base + nodes)
+        if not granted:
+            self.cached, self.done = 0, set()
+        return granted
 
     def name(self, block: int) -> bytes:
         """128 bits that name a block by all tokens on which its KV depends."""
