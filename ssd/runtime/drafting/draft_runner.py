@@ -15,7 +15,7 @@ from ssd.model.draft import Draft
 from ..devices.placement import CPU, Placement, array
 from ..engine.tree import words
 from ..sampling.logits_processors import process_draft_logits
-from .draft_memory import DraftMemory, DraftPages, pages_of
+from .draft_memory import PAGE_SIZE, DraftMemory, DraftPages, pages_of
 from .draft_sampling import Candidates
 
 
@@ -53,6 +53,7 @@ class DraftRunner:
         self.rounds_masks = placement.remote  # to powers of two words: a kernel is compiled for each number
         self.max_len = min(max_len, len(draft.cos))
         most = pages_of(self.max_len + nodes)
+        self.room = most * PAGE_SIZE  # indices of a slot at most
         self.memory = memory or DraftMemory(draft, max_batch * most, placement=placement)
         self.kv = self.memory.kv
         self.pages = DraftPages(self.memory, max_batch, most)
