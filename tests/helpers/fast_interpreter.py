@@ -8,7 +8,6 @@ from dataclasses import replace
 import interpreter as ours
 import numpy as np
 
-
 WIDE = 512  # columns of a tile of linear
 
 

@@ -4,8 +4,9 @@ torch knows it as the device "simgpu". Its tensors hide CPU tensors: whatever mi
 reads their values without a copy, fails as on a GPU. The operators of ssd run in their Triton forms, in the
 interpreter. Streams are vector clocks: each operator is stamped, and one that reads or writes memory which another
 stream wrote or reads, with no event or wait between, is a fault; so is memory that is freed while a stream of another
-may still use it. A copy to pinned memory fills it with garbage until the host waits; to read it before is a fault, and so
-is writing to pinned memory before its copy to the device has ended. Faults raise where they happen and are kept in SIMULATOR.faults.
+may still use it. A copy to pinned memory fills it with garbage until the host waits; to read it before is a fault, and
+so is writing to pinned memory before its copy to the device has ended. Faults raise where they happen and are kept in
+SIMULATOR.faults.
 """
 
 import random

@@ -11,6 +11,7 @@ from product_runs import Case, Models, PlainAnswers, lanes_of, requests, told
 from ssd.model.draft import Draft
 from ssd.model.llama import Llama
 from ssd.runtime.devices.placement import Placement
+from ssd.runtime.drafting.draft_memory import DraftMemory
 from ssd.runtime.drafting.draft_runner import DraftRunner
 
 CASE = Case("ssd", "coupled", "chain", "features", 2, "plain", "ample", "one GPU")
@@ -74,14 +75,14 @@ def names_what_a_llama_has(monkeypatch, draft):
 
 
 def makes_its_cache_on_another_stream(monkeypatch, draft):
-    make = DraftRunner.__init__
+    make = DraftMemory.__init__
 
-    def anywhere(self, *args, placement, **sizes):
+    def anywhere(self, draft, pages, placement, *rest):
         with monkeypatch.context() as patch:
             patch.setattr(placement, "stream", nullcontext)
-            make(self, *args, placement=placement, **sizes)
+            make(self, draft, pages, placement, *rest)
 
-    monkeypatch.setattr(DraftRunner, "__init__", anywhere)
+    monkeypatch.setattr(DraftMemory, "__init__", anywhere)
     dies(monkeypatch, times=3)
 
 
