@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--dtype", choices=DTYPES, help="format of the weights (bf16; q4 for a GGUF file of four bits)")
     sampling_options.add(p)
     p.add_argument("--batch", type=int, metavar="N", help="prompts of a file that decode together (8)")
-    p.add_argument("--kv-tokens", type=int, metavar="N", help="size of the KV cache (32768, or one context)")
+    p.add_argument("--kv-tokens", type=int, metavar="N", help="KV of target and draft (what fits, on the CPU 32768)")
     p.add_argument(
         "--no-prefix-cache", dest="prefix_caching", action="store_false",
         help="compute the beginning that prompts share for each of them",

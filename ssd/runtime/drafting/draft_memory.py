@@ -131,7 +131,7 @@ class DraftPages:
     # ---- with the lock ----
 
     def _end(self) -> None:
-        if self.retired and not self.busy:
+        if self.retired:
             for slot in range(len(self.held)):
                 self._drop(slot)
 

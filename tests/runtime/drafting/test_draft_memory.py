@@ -122,8 +122,9 @@ def test_pages_of_a_lane_that_was_given_up_are_free_when_its_pass_has_ended(tiny
     old, new = Runner(memory), Runner(memory)
     tokens = range(40)
     first = state_of(old, 0, tokens)
-    first.cached = 40
     assert first.reserve(0)
+    first.cached = 40
+    assert first.reserve(0) and first.named == 2
     with old.pages.at_work():
         old.pages.retire()
         second = state_of(new, 0, tokens)
@@ -218,11 +219,13 @@ def test_sequences_without_draft_pages_decode_on(
         llm = LLM.from_model(tiny_target, Tokenizer(tiny_folder), draft=draft, mode="sd", k=3, seed=3, threads=1)
     else:
         llm = make(tiny_folder, tiny_target, draft, k=3, branches=6, **options)
-    for _ in range(2):
+    begin = time.monotonic()
+    while time.monotonic() - begin < 20 and (outcomes.count(False) < 3 or outcomes.count(True) < 20):
         assert answers(llm) == plain
+    assert answers(llm) == plain
     speculator = llm.engine.speculator
     memory = speculator.runner.memory
-    assert memory.allocator.num_pages == pages and outcomes.count(False) > 0 and outcomes.count(True) > 20
+    assert memory.allocator.num_pages == pages and outcomes.count(False) >= 3 and outcomes.count(True) >= 20
     assert mode == "sd" or speculator.supervisor.failures == 0
     llm.close()
     if mode == "sd":
@@ -249,7 +252,9 @@ def test_both_modes_of_auto_share_one_memory(tiny_folder, tiny_target, tmp_path,
     def switching(plan):
         rounds[0] += 1
         if rounds[0] % 16 == 0:
-            time.sleep(0.05)  # the lane has had its turn
+            until = time.monotonic() + 5
+            while auto.mode == "ssd" and ssd.slots and not any(ssd.runner.pages.held) and time.monotonic() < until:
+                time.sleep(0.01)  # the lane has its turn
             auto.switch("ssd" if auto.mode == "sd" else "sd")
         return propose(plan)
 
