@@ -259,11 +259,15 @@ def test_both_modes_of_auto_share_one_memory(tiny_folder, tiny_target, tmp_path,
         return propose(plan)
 
     monkeypatch.setattr(auto, "propose", switching)
-    for _ in range(3):
+
+    def least():
+        """How often the mode that found less went on with what the other left."""
+        return min(sum(n > 0 for pages, n in found if pages is part.runner.pages) for part in (sd, ssd))
+
+    begin = time.monotonic()
+    while least() < 3 and time.monotonic() - begin < 20:
         assert llm.generate(PROMPTS[:3], params) == wanted
-    assert len(made) == 1 and ssd.supervisor.failures == 0
-    first = {runner.pages: [n for pages, n in found if pages is runner.pages] for runner in (sd.runner, ssd.runner)}
-    assert all(sum(n > 0 for n in counts) > 2 for counts in first.values())  # each goes on with what it finds
+    assert least() >= 3 and len(made) == 1 and ssd.supervisor.failures == 0
     llm.close()
 
 
