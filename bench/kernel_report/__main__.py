@@ -5,7 +5,7 @@ shared_bytes, occupancy (share of a multiprocessor's warps that are resident), m
 wide_loads (loads of 128 bits from global memory), narrow_copies (copies of fewer bits from global to shared memory),
 bytes, flops, roofline_us {A100, H100, H200} (the longer of bytes by bandwidth and flops by peak); of Triton's linear
 also weight_bytes, in_flight_bytes (those on their way at once, on sm_90 of an H200), buffers, waiting_loads and k_order
-(bench.kernel_report.in_flight), and of Triton's attention tile_copies, buffers, waits, waiting_loads and table_copies
+(bench.kernel_report.in_flight), and of Triton's attention tile_copies, buffers, waits, waiting_loads and wide_copies
 (bench.kernel_report.buffers).
 A form is a module whose rows(archs, quick) yields these columns up to flops; a form whose tools are missing is named.
 The report ends with an error if a kernel of 16-bit weights or caches at head_dim up to 128 breaks a rule: it has no
@@ -51,10 +51,11 @@ def faults(row: dict) -> list[str]:
     if row["flops"]:
         found += [] if row["mma"] else ["no tensor-core instruction"]
         found += [] if row["wide_loads"] else ["no 128-bit load"]
-        few = row["wide_loads"] // 2 if row["dtype"] == "int8" else row.get("table_copies", 0)  # scales, page tables
-        found += [f"{row['narrow_copies']} copies of less than 128 bits"] if row["narrow_copies"] > few else []
-    if "tile_copies" in row:
-        found += buffers.faults(row)
+        few = row["wide_loads"] // 2 if row["dtype"] == "int8" else 0  # copies of scales have 32 bits
+        if "tile_copies" in row:  # of attention, which copies entries of page tables too
+            found += buffers.faults(row)
+        elif row["narrow_copies"] > few:
+            found += [f"{row['narrow_copies']} copies of less than 128 bits"]
     if row.get("weight_bytes"):
         found += [f"{row['waiting_loads']} loads in the loop wait for memory"] if row["waiting_loads"] else []
         order = [4] if row["dtype"] == "int8" else [2]

@@ -7,10 +7,11 @@ pytest.importorskip("triton")
 import torch  # noqa: E402
 
 from bench.kernel_report.buffers import faults, loops, pipeline  # noqa: E402
-from bench.kernel_report.triton import attention, compile_launch  # noqa: E402
+from bench.kernel_report.triton import attention, compile_launch, disassemble  # noqa: E402
 from bench.shapes import MODELS, Size  # noqa: E402
 
 CODE = """
+module attributes {"ttg.num-warps" = 1 : i32} {
   %0 = ttg.memdesc_index %9[%a] : !ttg.memdesc<3x64x16xbf16, #s> -> !ttg.memdesc<64x16xbf16, #s>
   %1 = ttg.memdesc_index %8[%a] : !ttg.memdesc<2x64x16xbf16, #s> -> !ttg.memdesc<64x16xbf16, #s>
   scf.for %i = %a to %b step %c : i32 {
@@ -26,13 +27,14 @@ CODE = """
     }
   }
 """
-GOOD = {"tile_copies": 2, "buffers": 2, "waits": 1, "waiting_loads": 0, "table_copies": 1}
-ONE_TILE = {"tile_copies": 1, "buffers": 3}
+GOOD = {"tile_copies": 2, "buffers": 2, "waits": 1, "waiting_loads": 0, "wide_copies": 8}  # two tiles of 4 x 512 bytes
+WIDE = {"wide_loads": 8}  # in the machine code
+ONE_TILE = {"tile_copies": 1, "buffers": 3, "wide_copies": 4}
 
 
 def test_loops_of_products_alone_are_read():
     assert len(loops(CODE)) == 1
-    assert pipeline(CODE) == GOOD and faults(GOOD) == []
+    assert pipeline(CODE) == GOOD and faults(GOOD | WIDE) == []
 
 
 @pytest.mark.parametrize(
@@ -41,24 +43,29 @@ def test_loops_of_products_alone_are_read():
         ("memdesc<2x64", "memdesc<1x64", {"buffers": 1}),
         ("      %3 =", "      %v = tt.load %w : !tt.ptr<i32>\n      %3 =", {"waiting_loads": 1}),
         ("      %4 =", "      %v = ttg.async_wait %y {num = 0 : i32}\n      %4 =", {"waits": 2}),
-        (
-            "tensor<64x16x!tt.ptr<bf16>, #b> -> <64x16xbf16, #s>\n      %6",
-            "x\n      %6",
-            {"tile_copies": 1, "buffers": 3},
-        ),
+        ("tensor<64x16x!tt.ptr<bf16>, #b> -> <64x16xbf16, #s>\n      %6", "x\n      %6", ONE_TILE),
     ],
 )
 def test_planted_faults_are_told(line, planted, changed):
     assert line in CODE
     found = pipeline(CODE.replace(line, planted))
-    assert found == GOOD | changed and len(faults(found)) == 1
+    assert found == GOOD | changed and len(faults(found | WIDE)) == 1
+
+
+def test_a_copy_of_few_bits_is_told():
+    assert faults(GOOD | {"wide_loads": 7}) == ["7 copies of 128 bits, wanted 8"]
 
 
 def test_one_buffer_is_a_fault_of_the_compiled_kernel():
     launches = attention(Size(MODELS["Llama-1B"], 1, 1, 4096), torch.bfloat16, tree=False).launches
     (launch,) = (launch for launch in launches if launch.name == "tree_attention_fwd_kernel")
-    assert faults(pipeline(compile_launch(launch, 90).asm["ttgir"])) == []
-    for stages, told in ((3, ["2 tiles of 1 buffers"]), (2, ["2 tiles of 1 buffers", "1 loads in the loop wait"])):
-        launch.options["num_stages"] = stages
-        found = faults(pipeline(compile_launch(launch, 90).asm["ttgir"]))
-        assert [f[: len(t)] for f, t in zip(found, told, strict=True)] == told
+
+    def told():
+        code = compile_launch(launch, 90)
+        return faults(pipeline(code.asm["ttgir"]) | disassemble(code))
+
+    assert told() == []
+    launch.options["num_stages"] = 3
+    assert told() == ["2 tiles of 1 buffers, wanted 2 of 2: keys and values"]
+    launch.options["num_stages"] = 2
+    assert told()[1:] == ["1 loads in the loop wait for memory"]

@@ -33,8 +33,8 @@ def test_products_use_one_instruction_wide_loads_and_no_spills(rows):
     assert {row["head_dim"] for row in products} == {64, 128}
     for row in products:
         assert row["mma"] == ["HMMA.16816.F32.BF16"], row
-        few = row["wide_loads"] // 2 if row["dtype"] == "int8" else row.get("table_copies", 0)
-        assert 0 <= row["narrow_copies"] <= few < row["wide_loads"], row
+        scales = row["wide_loads"] // 2 if row["dtype"] == "int8" else 0
+        assert "tile_copies" in row or 0 <= row["narrow_copies"] <= scales < row["wide_loads"], row
         assert 0 < row["occupancy"] <= 1 and row["roofline_us"]["H200"] < row["roofline_us"]["A100"]
     assert all(row["spill_bytes"] == 0 for row in rows)
 
@@ -44,7 +44,7 @@ def test_keys_and_values_arrive_while_others_are_multiplied(rows):
     assert len(attention) == 4 * 3
     for row in attention:
         assert (row["tile_copies"], row["buffers"], row["waits"], row["waiting_loads"]) == (2, 2, 1, 0), row
-        assert row["narrow_copies"] == row["table_copies"] > 0, row
+        assert 0 < row["wide_copies"] <= row["wide_loads"], row
 
 
 def test_the_loop_of_linear_has_all_buffers_and_waits_for_no_load(rows):
@@ -70,7 +70,7 @@ GOOD = dict(kernel="x", arch="sm_90", dtype="bfloat16", shape="s", head_dim=128,
             registers=9, shared_bytes=0, spill_bytes=0, mma=["HMMA"], wide_loads=1, narrow_copies=0, rows=8,
             weight_bytes=9_000_000, in_flight_bytes=4_000_000, waiting_loads=0, k_order=[2])  # fmt: skip
 
-PIPELINED = dict(tile_copies=2, buffers=2, waits=1, waiting_loads=0, table_copies=5)
+PIPELINED = dict(tile_copies=2, buffers=2, waits=1, waiting_loads=0, wide_copies=1)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ PIPELINED = dict(tile_copies=2, buffers=2, waits=1, waiting_loads=0, table_copie
         (PIPELINED | {"buffers": 1}, "2 tiles of 1 buffers, wanted 2 of 2: keys and values"),
         (PIPELINED | {"tile_copies": 1}, "1 tiles of 2 buffers, wanted 2 of 2: keys and values"),
         (PIPELINED | {"waits": 2}, "2 waits for copies in a turn of the loop, wanted 1"),
-        (PIPELINED | {"narrow_copies": 6}, "6 copies of less than 128 bits"),
+        (PIPELINED | {"wide_copies": 2}, "1 copies of 128 bits, wanted 2"),
         ({"k_order": [2, 4]}, "takes k in the order [2, 4], wanted [2]"),
     ],
 )
