@@ -134,22 +134,25 @@ def hold_pages(engine, spare: int) -> None:
     engine.step = first
 
 
-def requests(kind: str, memory: str, tokens: int) -> list[tuple[str, SamplingParams]]:
-    """Eight prompts, and what is asked of their answers."""
+LIKELY = dict(logit_bias=dict.fromkeys(range(97, 101), 8.0))
+
+
+def requests(case: Case, tokens: int) -> list[tuple[str, SamplingParams]]:
+    """Eight prompts, and what is asked of their answers. Under rejection target and draft share no noise, so every
+    other request makes a few tokens likely, that drafts may guess the next one."""
     asked = {
         "plain": [{}, {}, dict(top_k=250, top_p=0.97, min_p=1e-4), {}, {}, {}, {}, {}],
         "penalties": [dict(repetition_penalty=1.3, presence_penalty=0.2), {}, dict(logit_bias={97: 2.0, 5: -100.0})],
         "grammar": [dict(regex="[a-m]{3}[0-9 ]{40}", ignore_eos=False), {}],
         "logprobs": [dict(logprobs=True), dict(logprobs=True, top_logprobs=2), {}],
-    }[kind]
-    params = [
-        SamplingParams(
-            **dict(temperature=float(i != 3), seed=i, max_tokens=tokens, ignore_eos=True) | asked[i % len(asked)]
-        )
-        for i in range(8)
-    ]  # fmt: skip
-    prefix = PREFIX if memory == "prefix" else ""
-    return [(prefix + f"{i} time flies"[: 9 - i % 2], p) for i, p in enumerate(params)]
+    }[case.requests]
+    found, prefix = [], PREFIX if case.memory == "prefix" else ""
+    for i in range(8):
+        likely = LIKELY if case.verify == "rejection" and i % 2 else {}
+        own = dict(temperature=float(i != 3), seed=i, max_tokens=tokens, ignore_eos=True)
+        params = SamplingParams(**own | likely | asked[i % len(asked)])
+        found.append((prefix + f"{i} time flies"[: 9 - i % 2], params))
+    return found
 
 
 class PlainAnswers:
@@ -161,10 +164,11 @@ class PlainAnswers:
     def of(self, case: Case, tokens: int) -> list[tuple]:
         memory = "prefix" if case.memory == "prefix" else "ample"
         place = case.place if case.place == "target on the CPU" else "one GPU"
-        key = case.requests, memory, place, tokens
+        plain = case._replace(mode="ar", memory=memory, place=place, batch=8, shape="", draft="independent")
+        key = plain, tokens
         if key not in self.known:
-            llm = self.models.llm(case._replace(mode="ar", memory="ample", batch=8, place=place))
-            self.known[key] = told(llm.generate(*zip(*requests(case.requests, memory, tokens), strict=True)))
+            llm = self.models.llm(plain)
+            self.known[key] = told(llm.generate(*zip(*requests(plain, tokens), strict=True)))
         return self.known[key]
 
 

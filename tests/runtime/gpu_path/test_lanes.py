@@ -28,7 +28,7 @@ def own_models(tmp_path):
 def run(models, case=CASE, **more):
     """The answers to two requests, how many draft lanes were given up, and the statistics."""
     llm = models.llm(case, **more)
-    got = told(llm.generate(*zip(*requests("plain", "ample", 8)[:2], strict=True)))
+    got = told(llm.generate(*zip(*requests(case, 8)[:2], strict=True)))
     llm.close()
     return got, lanes_of(llm).supervisor.failures, llm.stats()
 

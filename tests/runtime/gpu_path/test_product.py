@@ -24,7 +24,7 @@ def check(case, models, plain, simulator, tokens):
     """Run a case: its tokens, and that it did what it is about."""
     numbers = range(8) if case.batch > 1 else (0, 3)
     wanted = [plain.of(case, tokens)[i] for i in numbers]
-    asked = [requests(case.requests, case.memory, tokens)[i] for i in numbers]
+    asked = [requests(case, tokens)[i] for i in numbers]
     llm = models.llm(case)
     got = told(llm.generate(*zip(*asked, strict=True)))
     llm.close()
@@ -40,8 +40,7 @@ def check(case, models, plain, simulator, tokens):
     assert sum(llm.metrics.accepted) > 0
     if lanes := lanes_of(llm):
         hits, answers = lanes.counts.hits, stats["recoveries"]["local_retry"]["count"]
-        certain = case.mode == "ssd" and case.verify == "coupled" and case.batch > 1
-        assert hits > 0 if certain else hits + answers > 0
+        assert hits > 0 if case.mode == "ssd" and case.batch > 1 else hits + answers > 0
         assert lanes.supervisor.failures == 0 and stats["recoveries"]["rollback"]["count"] == 0
     if case.mode == "auto":
         assert stats["mode_switches"] > 0
@@ -67,7 +66,7 @@ def test_passes_before_the_first_request_and_measured_costs_change_no_token(mode
     llm = models.llm(case, max_model_len=24, prefill_chunk=8, k=1, branches=1)
     launches = simulator.launches
     assert launches > 1000 and isinstance(llm.engine.speculator, auto.AutoMode)
-    asked = requests(case.requests, case.memory, TOKENS)[:2]
+    asked = requests(case, TOKENS)[:2]
     got = told(llm.generate(*zip(*asked, strict=True)))
     llm.close()
     assert got == plain.of(case, TOKENS)[:2] and simulator.faults == [] and simulator.launches > launches
@@ -75,7 +74,6 @@ def test_passes_before_the_first_request_and_measured_costs_change_no_token(mode
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("case", covering_cases(3), ids=str)
+@pytest.mark.parametrize("seed, case", [(i % 5 + 1, case) for i, case in enumerate(covering_cases(3))], ids=str)
 def test_longer_answers_of_more_layers(case, seed, two_layers, eager, simulator):
-    check(case, *two_layers, simulator, 3 * TOKENS)
+    check(case, *two_layers, simulator, 2 * TOKENS)
