@@ -54,5 +54,5 @@ def prepare() -> None:
     interpreter._patch_lang_tensor = with_index
     interpreter.InterpreterBuilder.create_dot = dot
     interpreter.InterpreterBuilder.get_bf16 = bf16  # only Triton 3.9 has it
-    resize(filters, CHUNK=64, BLOCK=32, ROWS=3)  # a few chunks a row, and of many rows a few at once
+    resize(filters, CHUNK=64, BLOCK=32, SCRATCH=3 * 12 * 288)  # a few chunks a row, and of many rows a few at once
     resize(tree_attention, SPAN=32, TILE=16, FAN=2)

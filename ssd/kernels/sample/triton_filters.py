@@ -14,7 +14,7 @@ from ..check import check_dtypes
 
 CHUNK = 4096  # tokens of a program
 BLOCK = 1024  # tokens that a program sorts
-ROWS = 64  # rows that are sorted at once: 12 bytes a token
+SCRATCH = 60_000_000  # bytes of the rows that are sorted at once, 12 a token
 ALL = tl.constexpr(0x7F7FFFFF)  # bits of the greatest finite -z: what a row without filters keeps
 NO_ID = tl.constexpr(0x7FFFFFFF)
 UNIT = tl.constexpr(1099511627776.0)  # 2^40
@@ -60,7 +60,7 @@ def mass_of(bits):
     return (tl.exp(-(bits.to(tl.float32, bitcast=True))) * UNIT).to(tl.int64)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])
 def sort_kernel(
     logits, stats, temperature, top_k, top_p, entries, sorted_bits, masses, first, vocab, logits_row, chunks, blocks,
     ENTRIES: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
@@ -143,7 +143,7 @@ def nth_of_equals(p_bits, p_x, sizes, vocab, top, inverse, u, n, BLOCK: tl.const
     return tl.min(tl.where(equal & (tl.cumsum(equal.to(tl.int64), 0) == n), o_v, NO_ID), 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])
 def cuts_kernel(
     logits, stats, temperature, top_k, top_p, min_p, entries, sorted_bits, masses, cuts, first, vocab, logits_row,
     chunks, blocks,
@@ -198,15 +198,16 @@ def open_rows(logits, temperature, top_k, top_p, min_p, entries):
     stats = torch.empty((rows, chunks, 2), dtype=torch.float32, device=device)
     cuts = torch.empty((rows, 2), dtype=torch.int32, device=device)
     size = {"CHUNKS": triton.next_power_of_2(chunks), "CHUNK": chunk}
+    at_once = max(1, min(rows, SCRATCH // (12 * blocks * block)))
     if rows:
         row_stats_kernel[rows, chunks](
             logits, stats, vocab, logits.stride(0), chunks, CHUNK=chunk, num_warps=8, enable_fp_fusion=False
         )
-        sorted_bits = torch.empty((min(rows, ROWS), blocks, block), dtype=torch.int32, device=device)
+        sorted_bits = torch.empty((at_once, blocks, block), dtype=torch.int32, device=device)
         masses = torch.empty(sorted_bits.shape, dtype=torch.int64, device=device)
     flags = {"ENTRIES": entries is not None, "CHUNKS": size["CHUNKS"], "BLOCK": block, "enable_fp_fusion": False}
-    for first in range(0, rows, ROWS):
-        some = min(ROWS, rows - first)
+    for first in range(0, rows, at_once):
+        some = min(at_once, rows - first)
         sort_kernel[some, blocks](
             logits, stats, temperature, top_k, top_p, entries, sorted_bits, masses, first, vocab, logits.stride(0),
             chunks, blocks, **flags, num_warps=4,

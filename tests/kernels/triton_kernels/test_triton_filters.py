@@ -91,7 +91,7 @@ def test_a_row_that_asks_for_no_filter_keeps_all(found):
     assert len(off) == len(KINDS) and cuts[off].tolist() == [[ALL, NO_ID]] * len(off)
 
 
-@pytest.mark.parametrize("changes", [{"BLOCK": 16}, {"BLOCK": 128, "CHUNK": 64}, {"ROWS": 2}])
+@pytest.mark.parametrize("changes", [{"BLOCK": 16}, {"BLOCK": 128, "CHUNK": 64}, {"SCRATCH": 1}])
 def test_cuts_do_not_depend_on_blocks_and_rows(found, changes, monkeypatch):
     _, args, cuts = found
     for name, value in changes.items():
