@@ -8,6 +8,7 @@ import pytest
 from product_runs import Case, covering_cases, lanes_of, requests, told
 
 from ssd.kernels import compiling
+from ssd.runtime.drafting.draft_runner import DraftRunner
 from ssd.runtime.switching import auto, measure
 
 pytest.importorskip("llguidance")
@@ -58,6 +59,13 @@ def test_plain_decoding_does_not_depend_on_memory_and_batch(memory, batch, token
 
 def test_passes_before_the_first_request_and_measured_costs_change_no_token(models, plain, simulator, monkeypatch):
     """What a device that compiles kernels and mode auto do beside serving."""
+    forward = DraftRunner.forward
+
+    def within(self, rows, hidden):
+        assert all(r.prefix + bits.bit_length() <= self.room for r in rows for bits in r.bits or ())
+        return forward(self, rows, hidden)
+
+    monkeypatch.setattr(DraftRunner, "forward", within)
     monkeypatch.setattr(compiling, "watched", True)
     monkeypatch.setattr(measure, "measure", partial(measure.measure, repeats=1))
     monkeypatch.setattr(measure, "PREFIX", 4)
