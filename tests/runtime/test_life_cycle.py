@@ -121,8 +121,8 @@ def test_the_finaliser_of_an_llm_takes_no_lock_and_its_draft_lane_ends(tiny_fold
 
     threading.Thread(target=collect, daemon=True).start()
     assert done.wait(20)
-    lane.join(20)
-    assert not lane.is_alive()
+    lane.thread.join(20)
+    assert not lane.thread.is_alive()
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -147,6 +147,29 @@ from ssd.runtime.lanes.draft_lane import DraftLane
 DraftLane.step = lambda lane: [lane.cache.wait_outcomes(lane.slots, lane.seen, 1000) for _ in range(2500)]
 llm = LLM({str(tiny_folder)!r}, mode="ssd", draft={str(tiny_folder)!r}, max_batch=1)
 time.sleep(0.2)  # the lane is in its pass
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, cwd=os.getcwd())
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
+def test_the_interpreter_ends_while_a_lane_frees_what_only_it_holds(tiny_folder):
+    script = f"""
+import gc, time, weakref
+from ssd import LLM
+llm = LLM({str(tiny_folder)!r}, mode="ssd", draft={str(tiny_folder)!r}, max_batch=1)
+lane = llm.engine.speculator.lane
+
+class Last:
+    def __del__(self, wait=lane.cache.wait_outcomes, slots=lane.slots, seen=lane.seen + 100):
+        for _ in range(1500):
+            wait(slots, seen, 1000)  # as a tensor that is freed, an operator gives up the interpreter's lock
+
+lane.last, gone = Last(), weakref.ref(lane)
+del lane, llm
+gc.collect()
+while gone():
+    time.sleep(0.001)
 """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, cwd=os.getcwd())
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")

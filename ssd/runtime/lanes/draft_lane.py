@@ -23,26 +23,26 @@ CHUNK = 256  # rows of a prompt in one pass
 WAIT_US = 50_000
 
 
-class DraftLane(threading.Thread):
+class DraftLane:
     """Answers the outcomes that a speculation cache tells of, until stopped or until it fails.
 
     owners: what the verify lane keeps of each owner, in place before the owner is assigned a slot. branch_budget: how
     many outcomes to prepare for, and how long branches are; width: branches below a bonus token; leaves: levels of a
-    branch, the first ones, with one more token each that is not extended. error: what ended the lane; beat: time of its
-    last sign of life.
+    branch, the first ones, with one more token each that is not extended. thread: its own, None until start, and where it
+    takes turns instead; error: what ended the lane; beat: time of its last sign of life.
     """
 
     def __init__(
         self, runner: DraftRunner, sampler, cache: SpeculationCache, owners: dict[int, LaneSlot], fan_out: FanOut,
         branch_budget: BranchBudget, *, width: int, leaves: int = 0,
     ):  # fmt: skip
-        super().__init__(name="draft lane", daemon=True)
         self.runner, self.sampler, self.cache, self.owners = runner, sampler, cache, owners
         self.fan_out, self.branch_budget = fan_out, branch_budget
         self.width, self.leaves = width, leaves
         self.forests: dict[int, Forest] = {}
         self.slots = torch.arange(cache.slots)
         self.seen = torch.zeros(cache.slots, dtype=torch.int64)
+        self.thread: threading.Thread | None = None
         self.stopping, self.error, self.beat = False, None, monotonic()
         self.awake, self.asleep = threading.Event(), False
         self.awake.set()
@@ -60,6 +60,12 @@ class DraftLane(threading.Thread):
         return RANKS + self.width + (self.leaves > 0)
 
     # ---- life ----
+
+    def start(self) -> None:
+        # The thread lets go of its target before it counts as ended. So a lane that nobody else holds goes while others
+        # can still wait for the thread: to free a tensor it gives up the interpreter's lock and asks for it again.
+        self.thread = threading.Thread(target=self.run, name="draft lane", daemon=True)
+        self.thread.start()
 
     def run(self) -> None:
         try:

@@ -19,23 +19,18 @@ FAILURES = 3  # then decoding goes on without a draft lane
 FAREWELL = 30.0  # seconds for lanes to end in when the interpreter does
 
 running: weakref.WeakSet[DraftLane] = weakref.WeakSet()  # lanes with a thread
-
-
-def end(lanes: list[DraftLane], seconds: float) -> None:
-    """Stop draft lanes and wait for them, for so many seconds in all."""
-    for lane in lanes:
-        lane.stop()
-    until = monotonic() + seconds
-    for lane in lanes:
-        if lane.is_alive():
-            lane.join(max(0.0, until - monotonic()))
+threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # of lanes, which may be gone before them
 
 
 @atexit.register
 def end_all() -> None:
     """End every lane. A thread that comes back from an operator when the interpreter has ended aborts the process, so
     this waits much longer than any pass takes on a busy machine."""
-    end(list(running), FAREWELL)
+    for lane in list(running):
+        lane.stop()
+    until = monotonic() + FAREWELL
+    for thread in list(threads):
+        thread.join(max(0.0, until - monotonic()))
 
 
 def forget_all() -> None:
@@ -44,6 +39,7 @@ def forget_all() -> None:
         lane.awake = threading.Event()
         lane.runner.pages.forget_thread()
     running.clear()
+    threads.clear()
 
 
 os.register_at_fork(after_in_child=forget_all)
@@ -78,6 +74,7 @@ class LaneSupervisor:
             self._let_go.atexit = False
             running.add(self.lane)
             self.lane.start()
+            threads.add(self.lane.thread)
 
     def record(self, trace) -> None:
         """Let this lane and its successors write into a trace."""
@@ -93,7 +90,7 @@ class LaneSupervisor:
             return None
         if self.lane.error:
             return repr(self.lane.error)
-        if not self.lockstep and not self.lane.is_alive():
+        if not self.lockstep and not self.lane.thread.is_alive():
             return "its thread has ended"
         if busy and not self.lockstep and monotonic() - max(self.lane.beat, compiling.newest()) > STALLED:
             return f"no sign of life for {STALLED} s"
@@ -145,5 +142,7 @@ class LaneSupervisor:
     def close(self) -> None:
         """Stop the lane."""
         if self.lane:
-            end([self.lane], 1.0)
+            self.lane.stop()
+            if self.lane.thread:
+                self.lane.thread.join(1.0)
             self.lane = None

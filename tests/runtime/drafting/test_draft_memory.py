@@ -186,8 +186,8 @@ def test_a_lane_that_hangs_in_a_pass_shares_no_page_with_its_successor(tiny_fold
     assert len(held) == 1 and lanes.supervisor.failures == 1 and successor.error is None
     allocator = successor.runner.memory.allocator
     hung.set()
-    old.join(20.0)
-    assert not old.is_alive() and isinstance(old.error, RuntimeError | None) and not any(old.runner.pages.held)
+    old.thread.join(20.0)
+    assert not old.thread.is_alive() and isinstance(old.error, RuntimeError | None) and not any(old.runner.pages.held)
     assert answers(llm) == plain
     llm.close()
     successor.runner.pages.drop_all()
