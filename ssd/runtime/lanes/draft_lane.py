@@ -28,8 +28,8 @@ class DraftLane:
 
     owners: what the verify lane keeps of each owner, in place before the owner is assigned a slot. branch_budget: how
     many outcomes to prepare for, and how long branches are; width: branches below a bonus token; leaves: levels of a
-    branch, the first ones, with one more token each that is not extended. thread: its own, None until start, and where it
-    takes turns instead; error: what ended the lane; beat: time of its last sign of life.
+    branch, the first ones, with one more token each that is not extended. thread: its own, None where it takes
+    turns instead; error: what ended the lane; beat: time of its last sign of life.
     """
 
     def __init__(
