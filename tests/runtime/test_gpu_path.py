@@ -47,4 +47,5 @@ def test_the_product_on_a_simulated_gpu_and_its_launches_on_real_ones(tmp_path):
 @pytest.mark.timeout(7200)
 def test_longer_runs_and_every_launch(tmp_path):
     found = distinct(launched(tmp_path / "signatures", "-m", "slow"))
-    assert len(found) > 100 and not failures(found, ARCHS)
+    assert {"linear_fwd_kernel", "tree_attention_fwd_kernel", "top_f_kernel"} < {s.name for s in found}
+    assert not failures(found, ARCHS)
