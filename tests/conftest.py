@@ -22,8 +22,9 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory, monkeypatch):
-    """What tests measure and calibrate goes to a folder of this test run."""
-    monkeypatch.setattr("ssd.runtime.factory.cache_folder", lambda: tmp_path_factory.getbasetemp() / "cache")
+    """What tests measure, calibrate and pack goes to a folder of this test run."""
+    for module in ("runtime.factory", "model.packed_weights"):
+        monkeypatch.setattr(f"ssd.{module}.cache_folder", lambda: tmp_path_factory.getbasetemp() / "cache")
 
 
 @pytest.fixture(autouse=True)

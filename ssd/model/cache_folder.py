@@ -1,10 +1,15 @@
 """The folder for what is worth keeping between runs: fetched models, measured costs, what was learnt of a draft."""
 
+import errno
 import logging
 import os
+import shutil
 import tempfile
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
+
+import filelock
 
 log = logging.getLogger(__name__)
 
@@ -52,3 +57,27 @@ def is_folder(path: Path) -> bool:
         return path.is_dir()
     except OSError:
         return False
+
+
+def made_once(path: Path, make: Callable[[Path], object], needed: int, name: str) -> Path:
+    """A file or folder of the cache. If it is not there, make(making) writes it elsewhere, and then it is renamed.
+
+    It appears whole or not at all, whatever interrupts its making, and is made once however many processes ask. needed:
+    bytes on disk; name: what errors call it. Raises OSError (one sentence) where there is no room, and what make does.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(path.with_name(f"{path.name}.lock")):
+            for stale in path.parent.glob(f"{path.name}.making-*"):  # left by a process that was killed
+                shutil.rmtree(stale)
+            if not path.exists():
+                if shutil.disk_usage(path.parent).free < needed:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                with tempfile.TemporaryDirectory(prefix=f"{path.name}.making-", dir=path.parent) as folder:
+                    make(making := Path(folder) / path.name)
+                    making.rename(path)
+    except OSError as e:
+        if e.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OSError(f"no room on disk for {name}: {needed >> 20} MiB needed in {path.parent}") from None
+        raise
+    return path

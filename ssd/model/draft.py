@@ -3,6 +3,7 @@
 have a vocabulary with less padding."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ from .. import kernels
 from .checkpoint import Checkpoint
 from .config import LlamaConfig
 from .llama import Llama
+from .packed_weights import kept_weights
 from .rope import rope_tables
 from .source import checked_dtype, open_model, packing, ring_to
 from .values import read_json
@@ -79,7 +81,10 @@ class Draft(Llama):
 
         pack, pack_head = packing(dtype)
         norm_dtype = torch.float32 if device.type == "cpu" else embedding_dtype
-        weights = load_weights(config, checkpoint, pack, embedding_dtype, shapes, embedding, pack_head, norm_dtype)
+        load = partial(
+            load_weights, config, checkpoint, pack, embedding_dtype, shapes, embedding, pack_head, norm_dtype
+        )
+        weights = kept_weights(checkpoint, config, dtype, load)  # no draft in a GGUF file reads features
         if embedding is None and fewer:
             weights.embedding = torch.nn.functional.pad(weights.embedding, (0, 0, 0, fewer))
         config = replace(config, vocab_size=wide.vocab_size)

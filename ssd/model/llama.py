@@ -1,5 +1,6 @@
 """A Llama (Touvron et al., arXiv 2302.13971) over a paged KV cache, composed of the operators of ssd."""
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ from ..shared_options import check_prompt_attention
 from .batch import Batch
 from .config import LlamaConfig
 from .kv_cache import KVCache
+from .packed_weights import kept_weights
 from .rope import rope_tables
 from .source import checked_dtype, open_model, packing
 from .weights import BLOCK, LayerWeights, load_weights
@@ -63,7 +65,10 @@ class Llama:
         embedding_dtype = torch.float32 if dtype == "fp32" else torch.bfloat16
         pack, pack_head = packing(dtype)
         norm_dtype = torch.float32 if device.type == "cpu" else embedding_dtype
-        weights = load_weights(config, checkpoint, pack, embedding_dtype, pack_head=pack_head, norm_dtype=norm_dtype)
+        load = partial(
+            load_weights, config, checkpoint, pack, embedding_dtype, pack_head=pack_head, norm_dtype=norm_dtype
+        )
+        weights = kept_weights(checkpoint, config, dtype, load)
         checkpoint.check_values()
         model = cls(config, weights, *(t.to(device) for t in rope_tables(config, max_positions)), dtype)
         model.flash_attn = call

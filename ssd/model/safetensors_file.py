@@ -15,6 +15,7 @@ import torch
 from .ring import Ring
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+BYTES = {"U8": torch.uint8}
 ITEM_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
 
 
@@ -30,7 +31,8 @@ class SafetensorsFile:
                 raise ValueError(f"{path} is truncated or no safetensors file: {size} bytes do not hold its header")
             header = f.read(length)
         try:
-            self.entries = {k: v for k, v in json.loads(header).items() if k != "__metadata__"}
+            self.entries = json.loads(header)
+            self.metadata = self.entries.pop("__metadata__", {})
             ends = [self._check(**entry) for entry in self.entries.values()]
         except (ValueError, TypeError, AttributeError) as e:
             raise ValueError(f"{path} has a corrupt safetensors header: {e}") from None
@@ -70,6 +72,18 @@ class SafetensorsFile:
 
             return ring.send(shape, dtype, fill)
 
+    def layout(self, name: str) -> tuple[list[int], torch.dtype]:
+        """Shape and dtype of a tensor. Raises ValueError unless it holds floats or bytes."""
+        dtype, shape, _, _ = self._entry(name, DTYPES | BYTES)
+        return shape, dtype
+
+    def read_into(self, name: str, tensor: torch.Tensor) -> None:
+        """Read a tensor into a contiguous one of its layout. Raises ValueError where the file became shorter."""
+        with open(self.path, "rb") as f:
+            f.seek(self.start + self.entries[name]["data_offsets"][0])
+            if f.readinto(raw_bytes(tensor)) < tensor.nbytes:
+                raise ValueError(f"{self.path} became shorter while it was read")
+
     def read(self, name: str, dtypes: dict[str, torch.dtype] = DTYPES) -> torch.Tensor:
         """A tensor on its own private mapping of the file. Raises ValueError on a dtype that is not in dtypes."""
         dtype, shape, begin, end = self._entry(name, dtypes)
@@ -84,17 +98,37 @@ class SafetensorsFile:
         return raw.view(dtype).view(shape)
 
 
-def write_safetensors(path: str | Path, shapes: dict[str, tuple[int, ...]], tensors: Iterable[np.ndarray]) -> None:
-    """Write tensors as float32, one at a time in the order of `shapes`. Raises ValueError on another shape."""
-    header, at = {"__metadata__": {"format": "pt"}}, 0
-    for name, shape in shapes.items():
-        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [at, at + 4 * math.prod(shape)]}
-        at += 4 * math.prod(shape)
+def raw_bytes(tensor: torch.Tensor) -> np.ndarray:
+    """The bytes of a contiguous tensor."""
+    return tensor.reshape(-1).view(torch.uint8).numpy()
+
+
+def header_of(sizes: dict[str, tuple[str, Iterable[int]]], metadata: dict[str, str]) -> bytes:
+    """The beginning of a file, up to its data. sizes: of each tensor its dtype's name and its shape."""
+    header, at = {"__metadata__": metadata}, 0
+    for name, (dtype, shape) in sizes.items():
+        size = ITEM_BYTES.get(dtype, 1) * math.prod(shape)
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + size]}
+        at += size
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)
+    return len(encoded).to_bytes(8, "little") + encoded
+
+
+def write_safetensors(path: str | Path, shapes: dict[str, tuple[int, ...]], tensors: Iterable[np.ndarray]) -> None:
+    """Write tensors as float32, one at a time in the order of `shapes`. Raises ValueError on another shape."""
     with open(path, "wb") as f:
-        f.write(len(encoded).to_bytes(8, "little") + encoded)
+        f.write(header_of({name: ("F32", shape) for name, shape in shapes.items()}, {"format": "pt"}))
         for (name, shape), tensor in zip(shapes.items(), tensors, strict=True):
             if tensor.shape != tuple(shape):
                 raise ValueError(f"tensor {name}: got shape {list(tensor.shape)}, wanted {list(shape)}")
             f.write(np.ascontiguousarray(tensor, np.float32).data)
+
+
+def write_as_they_are(path: str | Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
+    """Write contiguous CPU tensors of floats or bytes in their own dtypes."""
+    names = {dtype: name for name, dtype in (DTYPES | BYTES).items()}
+    with open(path, "wb") as f:
+        f.write(header_of({name: (names[t.dtype], t.shape) for name, t in tensors.items()}, metadata))
+        for tensor in tensors.values():
+            f.write(raw_bytes(tensor))

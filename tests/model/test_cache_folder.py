@@ -75,13 +75,14 @@ def test_a_file_of_another_user_in_the_cache_does_not_stop_the_default_target(mo
     def make(cache, folder, progress):
         if cache == tmp_path / "theirs":
             raise PermissionError(13, "Permission denied", str(cache / "wheel"))
-        made.append(folder)
+        folder.mkdir()
+        made.append(cache)
 
     (tmp_path / "theirs").mkdir()
     monkeypatch.setattr(hub, "home_folder", lambda: tmp_path / "theirs")
     monkeypatch.setattr(hub, "cache_folder", lambda: tmp_path / "theirs")
     monkeypatch.setattr(hub, "make_default_target", make)
-    assert hub.default_target(progress=False) == made[0] and "temporary" in str(made[0])
+    assert hub.default_target(progress=False).parent == made[0] and "temporary" in str(made[0])
     assert "Permission denied" in lines(caplog)[0]
 
 

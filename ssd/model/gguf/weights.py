@@ -80,6 +80,11 @@ class GGUFCheckpoint(Checkpoint):
         paired = file.meta["general.architecture"] == "llama"
         self.heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads} if paired else {}
 
+    @property
+    def bytes_to_convert(self) -> int:
+        kept = FLOATS + BLOCKS if self.blocks else FLOATS
+        return sum(t.data.size for t in self.tensors.values() if t.type not in kept)
+
     def shape(self, stored: str) -> list[int]:
         return list(self.tensors[stored].shape)
 
