@@ -62,15 +62,18 @@ def start(configuration, cores: list[int], target: str, options: dict) -> Worker
         print(f"{system} {mode} {precision} left out: {e}", file=sys.stderr)
 
 
-def take_turns(workers: dict, prompts: list[list[int]], max_tokens: int, repeats: int = 1, costs=None) -> dict:
+def take_turns(
+    workers: dict, prompts: list[list[int]], max_tokens: int, repeats: int = 1, costs=None, **sampling
+) -> dict:
     """The runs of every worker on every prompt, by configuration. Each prompt starts with another worker. costs: lists
-    by configuration; ssd in mode sd appends its costs of passes after each run, so that a disturbance affects both."""
+    by configuration; ssd in mode sd appends its costs of passes after each run, so that a disturbance affects both.
+    sampling: more arguments of a worker's generate."""
     runs = defaultdict(list)
     for turn, ids in enumerate(prompts * repeats):
         order = list(workers.items())
         for configuration, worker in order[turn % len(order) :] + order[: turn % len(order)]:
             time.sleep(REST)
-            runs[configuration].append(worker.call("generate", ids=ids, max_tokens=max_tokens))
+            runs[configuration].append(worker.call("generate", ids=ids, max_tokens=max_tokens, **sampling))
             if costs is not None and configuration[:2] == ("ssd", "sd"):
                 costs[configuration].append(worker.call("costs"))
     return runs

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import asdict
+from itertools import pairwise
 from statistics import median
 
 from ..process import bind
@@ -29,18 +30,23 @@ class Peer:
         self.llm = LLM(target, dtype=precision, threads=threads, **used({"mode": mode, **options}))
         self.params = SamplingParams
 
-    def generate(self, ids: list[int], max_tokens: int) -> dict:
+    def generate(self, ids: list[int], max_tokens: int, temperature: float = 0.0, seed: int = 0) -> dict:
+        """The dictionary of `timeline` with counts, gaps (seconds from one piece of the answer to the next; a piece is
+        what a round emits), and cpu_seconds (of all threads, from the first piece to the last)."""
         from ssd.runtime.engine.metrics import Metrics
 
-        params = self.params(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+        params = self.params(temperature, seed=seed, max_tokens=max_tokens, ignore_eos=True)
         metrics = self.llm.engine.metrics = Metrics()
         before = self.draft_counts()
         start = time.perf_counter()
-        arrivals = [(time.perf_counter(), list(chunk.token_ids)) for chunk in self.llm.stream(ids, params)]
+        pieces = [(time.perf_counter(), list(c.token_ids), time.process_time()) for c in self.llm.stream(ids, params)]
         after = self.draft_counts()
         counts = asdict(metrics) | {"shapes": {f"{n} {accepted}": c for (n, accepted), c in metrics.shapes.items()}}
         counts |= {name: value - before.get(name, 0) for name, value in after.items()}
-        return timeline(start, [a for a in arrivals if a[1]], max_tokens) | {"counts": counts}
+        pieces = [piece for piece in pieces if piece[1]]
+        gaps = [b[0] - a[0] for a, b in pairwise(pieces)]
+        more = {"counts": counts, "gaps": gaps, "cpu_seconds": pieces[-1][2] - pieces[0][2]}
+        return timeline(start, [piece[:2] for piece in pieces], max_tokens) | more
 
     def draft_counts(self) -> dict:
         """Passes of the draft so far and their rows; with a lane of its own also hits, misses, retries that the target
