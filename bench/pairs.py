@@ -57,8 +57,10 @@ class Pair:
 
 
 def pair_of(name: str, args) -> Pair:
-    """One of PAIRS, fetched or made if it is not there yet, or the one that --target and --draft name. Raises OSError or
-    ValueError (one sentence)."""
+    """One of PAIRS, fetched or made if it is not there yet, or the one that --target and --draft name.
+
+    Raises OSError or ValueError (one sentence).
+    """
     if name == "coder":
         models, dtypes = (pair_files.fetched(pair_files.TARGET), pair_files.fetched(pair_files.DRAFT)), ("q4", "q4")
     elif name in PAIRS:
